@@ -3,6 +3,7 @@ package objstore
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"time"
 )
@@ -11,30 +12,41 @@ import (
 // engine and an object store. Implementations are safe for concurrent use and
 // strongly consistent: a Get or List that starts after a Put returned sees it.
 // Every error wraps one of the sentinels below where one applies, and is
-// returned within the context's deadline.
+// returned within the context's deadline. When the caller's context ends, the
+// error wraps the context's.
 type Store interface {
 	// Get returns bytes [off, off+length) of an object; length < 0 means to
 	// its end. A range that ends past the object's end is cut short; one that
-	// starts at or past it gives io.EOF-free empty bytes. The caller closes
-	// the reader. Info.Size is the whole object's size.
+	// starts at or past it, or has length 0, gives an empty body. The caller
+	// closes the reader, whose reads are bound to ctx too. Info.Size is the
+	// whole object's size. The body is that of Info.Version, whole, also when
+	// the key is overwritten meanwhile.
 	Get(ctx context.Context, key string, off, length int64) (io.ReadCloser, Info, error)
-	// Put stores body (length size) under key, whole or not at all, subject to
-	// cond, and returns the new version. A condition that does not hold gives
-	// ErrConditionFailed. Any other error leaves it unknown whether the object
-	// was stored: see Create.
+	// Put stores the size bytes that body holds from its current position on
+	// under key, whole or not at all, subject to cond, and returns the new
+	// version, which is never empty. A body of another size is an error and
+	// stores nothing. A condition that does not hold gives ErrConditionFailed.
+	// Any other error leaves it unknown whether the object was stored: see
+	// Create. When Put returned nil the object survives a power cut.
 	Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond Condition) (Version, error)
 	// Head returns what List would say about one key.
 	Head(ctx context.Context, key string) (Info, error)
-	// List returns up to limit keys (at most 1,000; 0 means 1,000) that begin
-	// with prefix and sort after startAfter, in ascending byte order. A page
-	// shorter than the limit is the last.
+	// List returns up to limit keys (at most MaxList; 0 means MaxList) that
+	// begin with prefix and sort after startAfter, in ascending byte order. A
+	// page shorter than the limit is the last.
 	List(ctx context.Context, prefix, startAfter string, limit int) ([]Info, error)
 	// Delete removes a key; a missing key is no error.
 	Delete(ctx context.Context, key string) error
 }
 
+// Bounds that every store keeps.
+const (
+	MaxKey  = 1024 // bytes in a key
+	MaxList = 1000 // keys in one page of a List
+)
+
 // Version identifies one body that a key held: an ETag, a generation. It is
-// opaque and compared only for equality.
+// opaque and compared only for equality; no stored body has the empty one.
 type Version string
 
 // Info is what a store knows about an object.
@@ -45,7 +57,8 @@ type Info struct {
 	Modified time.Time // the store's clock
 }
 
-// Condition guards a Put. The zero value writes unconditionally.
+// Condition guards a Put. The zero value writes unconditionally; at most one
+// of the fields is set.
 type Condition struct {
 	IfAbsent  bool    // create-only
 	IfVersion Version // compare-and-swap; ErrConditionFailed also when the key is missing
@@ -61,4 +74,66 @@ var (
 	ErrUnavailable = errors.New("object store unavailable")
 	// ErrDamaged marks a body whose checksum or length is not what the store declared.
 	ErrDamaged = errors.New("object body damaged")
+	// ErrTooLarge marks an object that is larger than the caller is ready to read.
+	ErrTooLarge = errors.New("object is larger than expected")
 )
+
+// CheckKey returns an error unless key is 1 to MaxKey bytes long. Providers
+// call it first.
+func CheckKey(key string) error {
+	if key == "" {
+		return errors.New("object key is empty")
+	}
+	if len(key) > MaxKey {
+		return fmt.Errorf("object key %.40q… is %d bytes long; the limit is %d", key, len(key), MaxKey)
+	}
+	return nil
+}
+
+// CheckPut returns an error unless the arguments of a Put are usable.
+// Providers call it first.
+func CheckPut(key string, size int64, cond Condition) error {
+	if err := CheckKey(key); err != nil {
+		return err
+	}
+	if size < 0 {
+		return fmt.Errorf("put %s: size %d is negative", key, size)
+	}
+	if cond.IfAbsent && cond.IfVersion != "" {
+		return fmt.Errorf("put %s: create-only and compare-and-swap exclude each other", key)
+	}
+	return nil
+}
+
+// PageSize returns how many keys a List with the given limit may return.
+func PageSize(limit int) int {
+	if limit <= 0 || limit > MaxList {
+		return MaxList
+	}
+	return limit
+}
+
+// Class names the class of err in one word, as metrics and status show it:
+// "ok" for nil, "other" for an error of no class.
+func Class(err error) string {
+	switch {
+	case err == nil:
+		return "ok"
+	case errors.Is(err, ErrNotExist):
+		return "not_exist"
+	case errors.Is(err, ErrConditionFailed):
+		return "condition_failed"
+	case errors.Is(err, ErrPermission):
+		return "permission"
+	case errors.Is(err, ErrNoBucket):
+		return "no_bucket"
+	case errors.Is(err, ErrDamaged):
+		return "damaged"
+	case errors.Is(err, ErrUnavailable):
+		return "unavailable"
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return "cancelled"
+	default:
+		return "other"
+	}
+}
