@@ -56,7 +56,7 @@ func crashRounds(t *testing.T, b *backend, n int, victims ...victim) {
 	l := newLedger(t, server, seed)
 	for round := range n {
 		w := startLoad(t, l, server)
-		target := l.Total() + 1 + random.IntN(400)
+		target := l.Total() + 1 + random.IntN(2000)
 		w.waitTotal(t, l, target)
 		who := victims[round%len(victims)]
 		t.Logf("round %d: kill %s after %d transactions", round, who, l.Total())

@@ -1,0 +1,45 @@
+# make check   the quick tests, for daily work
+# make test    everything that counts, with what it needs installed (what .ci/run calls)
+# make soak    the long forms: SOAK_SECONDS a test, CISTERN_ROUNDS kills, CISTERN_SEED to repeat a run
+# make demo    a database on a bucket, lost and found again
+# make bench   the comparison with ext4 and a bare FUSE loopback: BENCH_FLAGS for its flags
+
+SHELL := /bin/bash
+GO ?= go
+SOAK_SECONDS ?= 600
+CISTERN_ROUNDS ?= 100
+BENCH_FLAGS ?=
+
+.PHONY: build check static test soak demo bench clean
+
+build:
+	$(GO) build -o bin/cistern ./cmd/cistern
+
+static:
+	@files="$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go'))"; \
+	if [ -n "$$files" ]; then echo "not formatted (gofmt -w mends it):"; echo "$$files"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) test ./internal/lint
+
+check: static
+	CI= $(GO) test -short -timeout 5m ./...
+
+test:
+	scripts/install-deps.sh
+	$(MAKE) static
+	CI=true $(GO) test -p 2 -timeout 18m ./...
+
+soak:
+	scripts/install-deps.sh
+	CI=true SOAK_SECONDS=$(SOAK_SECONDS) CISTERN_ROUNDS=$(CISTERN_ROUNDS) $(GO) test -count 1 -p 1 -timeout 0 ./...
+
+demo:
+	scripts/demo.sh
+
+bench:
+	scripts/install-deps.sh
+	$(GO) run ./bench io $(BENCH_FLAGS)
+
+clean:
+	rm -rf bin
+	$(GO) clean -testcache
