@@ -3,6 +3,7 @@ package metadata
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 )
 
 // InodeID numbers a file, directory or other node. It is never reused in a volume.
@@ -16,6 +17,16 @@ const BlockSize = 128 << 10
 
 // MaxExtent is the largest stored extent of a segment in bytes.
 const MaxExtent = BlockSize
+
+// MaxName is the longest name in bytes.
+const MaxName = 255
+
+// MaxInodeBytes bounds an inode's xattr names and values and its link target
+// together: what one record of the index and one line of a page can carry.
+const MaxInodeBytes = 256 << 10
+
+// maxSlotSize is the largest slot in bytes.
+const maxSlotSize = 64 << 20
 
 // ErrNotExist: no such inode, name or record in the committed state.
 var ErrNotExist = errors.New("no such entry in the committed state")
@@ -89,10 +100,13 @@ type Patch struct {
 	Sum    uint32 // CRC32C of the extent
 }
 
-// Slot is a file's n-th fixed-size piece as committed. Values are immutable.
+// Slot is a file's n-th fixed-size piece as committed. Values are immutable and
+// not copied: pass pointers. A nil *Slot is zeros.
 type Slot struct {
 	Base    *Base   // nil: zeros
 	Patches []Patch // ordered by (Commit, Off)
+
+	view atomic.Pointer[[]Piece] // what visible found
 }
 
 // CommitID names a commit.

@@ -1,0 +1,394 @@
+package metadata
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/dgraph-io/badger/v4"
+	"github.com/dgraph-io/badger/v4/options"
+)
+
+// gcRatio is the share of a value log file that must be garbage before it is rewritten.
+const gcRatio = 0.5
+
+// openingMark is a file that lies in the directory while it is being opened: a
+// store damaged in a way that ends the process is found by it at the next start.
+const openingMark = "opening"
+
+// BadgerKV is a KV in a directory of the local disk.
+type BadgerKV struct {
+	db  *badger.DB
+	dir string
+	log *badgerLog
+
+	mu     sync.RWMutex // guards closed; held for moments only
+	closed bool
+	active sync.WaitGroup // calls that run: Close waits for them
+}
+
+// OpenBadgerKV opens or makes the store in dir and verifies every table's
+// checksums. ErrDamaged: delete the directory and build the index anew from the
+// bucket; so is a directory whose last opening never ended. Errors of the disk
+// itself and another process's lock are returned as they are. logger may be nil.
+func OpenBadgerKV(dir string, logger *slog.Logger) (kv *BadgerKV, err error) {
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the index directory: %w", err)
+	}
+	mark := filepath.Join(dir, openingMark)
+	if _, err := os.Lstat(mark); err == nil {
+		return nil, damaged("index "+dir, "the last attempt to open it never ended")
+	}
+	l := &badgerLog{log: logger}
+	o := badgerOptions(dir, l)
+	db, err := openMarked(o, mark)
+	if err != nil {
+		return nil, openError(dir, err)
+	}
+	if l.errors.Load() > 0 {
+		// Badger leaves a table with a bad checksum out and goes on.
+		err = damaged("index "+dir, "%s", l.first())
+	} else if verr := db.VerifyChecksum(); verr != nil {
+		err = damaged("index "+dir, "%v", verr)
+	}
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return &BadgerKV{db: db, dir: dir, log: l}, nil
+}
+
+func badgerOptions(dir string, l *badgerLog) badger.Options {
+	o := badger.DefaultOptions(dir)
+	o.MemTableSize = 16 << 20
+	o.NumMemtables = 2
+	o.BlockCacheSize = 32 << 20
+	o.IndexCacheSize = 16 << 20
+	o.ValueLogFileSize = 64 << 20
+	o.Compression = options.Snappy
+	o.SyncWrites = false // Sync does it, for many updates at once
+	o.NumCompactors = 2
+	o.NumLevelZeroTables = 3
+	o.NumLevelZeroTablesStall = 8
+	o.MetricsEnabled = false
+	o.DetectConflicts = false // updates write only
+	o.ChecksumVerificationMode = options.OnBlockRead
+	o.VerifyValueChecksum = true
+	o.Logger = l
+	return o
+}
+
+// openMarked opens the database between setting and removing the mark.
+func openMarked(o badger.Options, mark string) (db *badger.DB, err error) {
+	f, err := os.OpenFile(mark, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Close(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			db, err = nil, fmt.Errorf("its contents made the store panic: %v", p)
+		}
+		if rerr := os.Remove(mark); rerr != nil && err == nil {
+			db, err = nil, errors.Join(rerr, db.Close())
+		}
+	}()
+	return badger.Open(o)
+}
+
+// openError tells damage, which a rebuild cures, from what it does not.
+func openError(dir string, err error) error {
+	var errno syscall.Errno
+	if errors.As(err, &errno) && errno != syscall.ENOENT {
+		return fmt.Errorf("open the index %s: %w", dir, err)
+	}
+	if errors.Is(err, fs.ErrPermission) || strings.Contains(err.Error(), "directory lock") {
+		return fmt.Errorf("open the index %s: %w", dir, err)
+	}
+	return damaged("index "+dir, "%v", err)
+}
+
+func (b *BadgerKV) enter() (leave func(), err error) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	if b.closed {
+		return nil, ErrClosed
+	}
+	b.active.Add(1)
+	return b.active.Done, nil
+}
+
+// Get implements KV.
+func (b *BadgerKV) Get(key []byte) (value []byte, err error) {
+	leave, err := b.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	txn := b.db.NewTransaction(false)
+	defer txn.Discard()
+	return badgerGet(txn, key)
+}
+
+// Scan implements KV.
+func (b *BadgerKV) Scan(from, to []byte, fn func(key, value []byte) error) error {
+	s := b.Snapshot()
+	err := s.Scan(from, to, fn)
+	return errors.Join(err, s.Close())
+}
+
+// Update implements KV.
+func (b *BadgerKV) Update(fn func(w Writer) error) error {
+	leave, err := b.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	txn := b.db.NewTransaction(true)
+	defer txn.Discard()
+	if err := fn(&badgerWriter{txn: txn}); err != nil {
+		return err
+	}
+	if err := txn.Commit(); err != nil {
+		return fmt.Errorf("update the index %s: %w", b.dir, err)
+	}
+	return nil
+}
+
+// Sync implements KV. Badger's own Sync leaves out the logs of tables that are
+// full but not yet written out: all of them are synced here, and the directory.
+func (b *BadgerKV) Sync() error {
+	leave, err := b.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := b.db.Sync(); err != nil {
+		return fmt.Errorf("sync the index %s: %w", b.dir, err)
+	}
+	logs, err := filepath.Glob(filepath.Join(b.dir, "*.mem"))
+	if err != nil {
+		return fmt.Errorf("sync the index %s: %w", b.dir, err)
+	}
+	for _, name := range append(logs, b.dir) {
+		// A log that is gone meanwhile is in a table that was synced first.
+		if err := syncPath(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("sync the index: %w", err)
+		}
+	}
+	return nil
+}
+
+func syncPath(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// GC does one bounded step of collecting the value log and says whether another
+// one may find something. The owner calls it now and then.
+func (b *BadgerKV) GC() (more bool, err error) {
+	leave, err := b.enter()
+	if err != nil {
+		return false, err
+	}
+	defer leave()
+	switch err := b.db.RunValueLogGC(gcRatio); {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, badger.ErrNoRewrite), errors.Is(err, badger.ErrRejected):
+		return false, nil
+	default:
+		return false, fmt.Errorf("collect garbage in the index %s: %w", b.dir, err)
+	}
+}
+
+// Verify reads everything on disk and checks it: ErrDamaged. For scrubs: a table
+// that is damaged while the store is open would otherwise look like missing keys.
+func (b *BadgerKV) Verify() error {
+	leave, err := b.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := b.db.VerifyChecksum(); err != nil {
+		return damaged("index "+b.dir, "%v", err)
+	}
+	return nil
+}
+
+// Close waits for calls that run (a scan's callback gets ErrClosed), writes out what is in memory and closes the
+// store. Snapshots must be closed before.
+func (b *BadgerKV) Close() error {
+	b.mu.Lock()
+	was := b.closed
+	b.closed = true
+	b.mu.Unlock()
+	b.active.Wait()
+	if was {
+		return nil
+	}
+	if err := b.db.Close(); err != nil {
+		return fmt.Errorf("close the index %s: %w", b.dir, err)
+	}
+	return nil
+}
+
+// Snapshot implements KV.
+func (b *BadgerKV) Snapshot() Snapshot {
+	leave, err := b.enter()
+	if err != nil {
+		return &badgerSnapshot{kv: b}
+	}
+	defer leave()
+	return &badgerSnapshot{kv: b, txn: b.db.NewTransaction(false)}
+}
+
+// badgerSnapshot has no txn when the store was closed already.
+type badgerSnapshot struct {
+	kv     *BadgerKV
+	txn    *badger.Txn
+	closed atomic.Bool
+}
+
+func (s *badgerSnapshot) Get(key []byte) ([]byte, error) {
+	leave, err := s.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	return badgerGet(s.txn, key)
+}
+
+func (s *badgerSnapshot) Scan(from, to []byte, fn func(key, value []byte) error) error {
+	leave, err := s.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	return badgerScan(s.txn, from, to, fn)
+}
+
+func (s *badgerSnapshot) Close() error {
+	if s.txn != nil && s.closed.CompareAndSwap(false, true) {
+		s.txn.Discard()
+	}
+	return nil
+}
+
+func (s *badgerSnapshot) enter() (func(), error) {
+	if s.txn == nil || s.closed.Load() {
+		return nil, ErrClosed
+	}
+	return s.kv.enter()
+}
+
+func badgerGet(txn *badger.Txn, key []byte) ([]byte, error) {
+	it, err := txn.Get(key)
+	if errors.Is(err, badger.ErrKeyNotFound) {
+		return nil, ErrNotExist
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the index: %w", err)
+	}
+	v, err := it.ValueCopy(nil)
+	if err != nil {
+		return nil, fmt.Errorf("read the index: %w", err)
+	}
+	return v, nil
+}
+
+func badgerScan(txn *badger.Txn, from, to []byte, fn func(key, value []byte) error) error {
+	o := badger.DefaultIteratorOptions
+	o.PrefetchValues = false // values lie beside their keys
+	o.Prefix = commonPrefix(from, to)
+	it := txn.NewIterator(o)
+	defer it.Close()
+	for it.Seek(from); it.Valid(); it.Next() {
+		item := it.Item()
+		k := item.Key()
+		if len(to) > 0 && string(k) >= string(to) {
+			return nil
+		}
+		if err := item.Value(func(v []byte) error { return fn(k, v) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// commonPrefix lets Badger leave out tables that cannot hold a key of [from, to).
+func commonPrefix(from, to []byte) []byte {
+	n := 0
+	for n < len(from) && n < len(to) && from[n] == to[n] {
+		n++
+	}
+	return from[:n]
+}
+
+type badgerWriter struct {
+	txn  *badger.Txn
+	size updateSize
+}
+
+func (w *badgerWriter) Set(key, value []byte) error {
+	if err := w.size.add(key, value); err != nil {
+		return err
+	}
+	return w.txn.Set(key, value)
+}
+
+func (w *badgerWriter) Delete(key []byte) error {
+	if err := w.size.add(key, nil); err != nil {
+		return err
+	}
+	return w.txn.Delete(key)
+}
+
+// badgerLog passes Badger's log on, and counts its errors: some damage is only told there.
+type badgerLog struct {
+	log    *slog.Logger
+	errors atomic.Int64
+	text   atomic.Pointer[string]
+}
+
+func (l *badgerLog) first() string {
+	if s := l.text.Load(); s != nil {
+		return *s
+	}
+	return ""
+}
+
+// Errorf implements badger.Logger.
+func (l *badgerLog) Errorf(format string, args ...any) {
+	s := strings.TrimSpace(fmt.Sprintf(format, args...))
+	l.text.CompareAndSwap(nil, &s)
+	l.errors.Add(1)
+	l.log.Error("index store", "message", s)
+}
+
+// Warningf implements badger.Logger.
+func (l *badgerLog) Warningf(format string, args ...any) {
+	l.log.Warn("index store", "message", strings.TrimSpace(fmt.Sprintf(format, args...)))
+}
+
+// Infof implements badger.Logger: what is news to Badger is detail here.
+func (l *badgerLog) Infof(format string, args ...any) {
+	l.log.Debug("index store", "message", strings.TrimSpace(fmt.Sprintf(format, args...)))
+}
+
+// Debugf implements badger.Logger.
+func (l *badgerLog) Debugf(string, ...any) {}
