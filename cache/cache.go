@@ -2,7 +2,11 @@ package cache
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
 
 	"github.com/cisternfs/cistern/internal/extent"
 	"github.com/cisternfs/cistern/internal/vfs"
@@ -17,53 +21,189 @@ type Range = extent.Range
 // ErrClosed is returned by what is called after Close.
 var ErrClosed = errors.New("cache is closed")
 
-// Options of a cache; the zero value gives the defaults.
+// Options of a cache; zero values give the defaults.
 type Options struct {
 	LimitBytes   int64 // of local disk, counted in 4 KiB pages over all files; default 2 GiB
 	MaxOpenFiles int   // descriptors; default 1024
 	Logger       *slog.Logger
 }
 
+func (o Options) withDefaults() (Options, error) {
+	if o.LimitBytes < 0 || o.MaxOpenFiles < 0 {
+		return o, fmt.Errorf("cache: limit of %d bytes and %d open files: must not be negative", o.LimitBytes, o.MaxOpenFiles)
+	}
+	if o.LimitBytes == 0 {
+		o.LimitBytes = 2 << 30
+	}
+	if o.MaxOpenFiles == 0 {
+		o.MaxOpenFiles = 1024
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o, nil
+}
+
+// Cache is a directory of cache files. See the package comment.
+type Cache struct {
+	fs   vfs.FS
+	dir  string
+	log  *slog.Logger
+	pool *pool
+	fds  *descriptors
+
+	mu     sync.Mutex // guards files
+	files  map[uint64]*File
+	closed atomic.Bool
+
+	present, pinned atomic.Int64 // bytes
+	hits, misses    atomic.Int64
+	buffers         sync.Pool // of *[BlockSize]byte, for Verify
+
+	failMu   sync.Mutex // a leaf; guards what follows
+	failures int64
+	lastErr  error
+}
+
+// shard returns the directory of an inode's local file.
+func (c *Cache) shard(ino uint64) string {
+	const hex = "0123456789abcdef"
+	return filepath.Join(c.dir, string([]byte{hex[ino>>4&15], hex[ino&15]}))
+}
+
+// failed counts a failure of the local disk, and logs it when it is news.
+func (c *Cache) failed(err error) {
+	if errors.Is(err, ErrClosed) {
+		return
+	}
+	c.failMu.Lock()
+	c.failures++
+	news := c.failures&(c.failures-1) == 0 // 1st, 2nd, 4th, …: a dead disk fails every call
+	n := c.failures
+	c.lastErr = err
+	c.failMu.Unlock()
+	if news {
+		c.log.Warn("local cache disk failed; going on without what it can't hold", "error", err, "failures", n)
+	}
+}
+
+// Get returns the file of an inode, to be given back with Release. The local
+// file is made at the first write.
+func (c *Cache) Get(ino uint64) *File {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.files[ino]
+	if f == nil {
+		f = &File{c: c, ino: ino}
+		c.files[ino] = f
+	}
+	f.refs.Add(1)
+	return f
+}
+
+// drop forgets an entry that nobody holds and that has no local file.
+func (c *Cache) drop(f *File) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.refs.Load() == 0 && f.useless() && !f.exists && !f.deleting && c.files[f.ino] == f {
+		delete(c.files, f.ino)
+	}
+}
+
+// Remove deletes what is cached of an inode that is no more. While blocks are
+// pinned or in use the local file stays, until the last Unpin; from now on
+// nothing is stored for the inode. An inode that is not cached is no error.
+func (c *Cache) Remove(ino uint64) error {
+	c.mu.Lock()
+	f := c.files[ino]
+	c.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	return f.remove()
+}
+
+// Inodes calls fn for each inode that has an entry, in no certain order, until
+// fn returns an error. Right after Open these are the files that were found. fn
+// may call Remove.
+func (c *Cache) Inodes(fn func(ino uint64) error) error {
+	c.mu.Lock()
+	all := make([]uint64, 0, len(c.files))
+	for ino := range c.files {
+		all = append(all, ino)
+	}
+	c.mu.Unlock()
+	for _, ino := range all {
+		if err := fn(ino); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Evict frees about n bytes, as far as there is something to evict, and returns
+// how many it freed.
+func (c *Cache) Evict(n int64) int64 { return c.pool.evict(n) }
+
 // Stats is a snapshot of the counters; sizes are bytes.
 type Stats struct {
-	Limit, Allocated, Pinned, Present int64
-	Files, OpenFiles                  int
-	Hits, Misses, Evictions           int64
-	Failures                          int64 // operations of the local disk that failed
-	LastError                         error // the latest of these; nil when there was none
+	Limit, Allocated, Present int64
+	Pinned                    int64 // on disk in pinned blocks
+	Files, OpenFiles          int
+	Hits, Misses, Evictions   int64
+	Failures                  int64 // operations of the local disk that failed
+	LastError                 error // the latest of these; nil when there was none
 }
 
-type Cache struct{}
-
-func Open(fs vfs.FS, dir string, o Options) (*Cache, error) { return nil, errors.ErrUnsupported }
-func (c *Cache) Inodes(fn func(ino uint64) error) error     { return errors.ErrUnsupported }
-func (c *Cache) Remove(ino uint64) error                    { return errors.ErrUnsupported }
-func (c *Cache) Get(ino uint64) *File                       { return nil }
-func (c *Cache) Evict(n int64) int64                        { return 0 }
-func (c *Cache) Stats() Stats                               { return Stats{} }
-func (c *Cache) CheckAccounting() error                     { return errors.ErrUnsupported }
-func (c *Cache) Close() error                               { return errors.ErrUnsupported }
-
-type File struct{}
-
-func (f *File) Release() {}
-func (f *File) Verify(off, n int64, check func(block int64, data []byte) (valid int64)) error {
-	return errors.ErrUnsupported
+// Stats returns the counters.
+func (c *Cache) Stats() Stats {
+	s := Stats{
+		Present: c.present.Load(), Pinned: c.pinned.Load(),
+		Hits: c.hits.Load(), Misses: c.misses.Load(),
+		OpenFiles: c.fds.open(),
+	}
+	c.mu.Lock()
+	s.Files = len(c.files)
+	c.mu.Unlock()
+	c.pool.mu.Lock()
+	s.Limit, s.Allocated, s.Evictions = c.pool.limit, c.pool.allocated, c.pool.evictions
+	c.pool.mu.Unlock()
+	c.failMu.Lock()
+	s.Failures, s.LastError = c.failures, c.lastErr
+	c.failMu.Unlock()
+	return s
 }
-func (f *File) ReadAt(p []byte, off int64) (ok bool, err error)                    { return false, nil }
-func (f *File) Present(off, n int64, fn func(off, n int64) bool)                   {}
-func (f *File) WriteAt(p []byte, off int64) (ok bool, err error)                   { return false, nil }
-func (f *File) WriteAbsent(p []byte, off int64, only []Range) (ok bool, err error) { return false, nil }
-func (f *File) Drop(off, end int64) error                                          { return errors.ErrUnsupported }
-func (f *File) Pin(off, n int64)                                                   {}
-func (f *File) Unpin(off, n int64)                                                 {}
-func (f *File) WritePinned(p []byte, off int64) (ok bool, err error)               { return false, nil }
-func (f *File) ReadPinned(p []byte, off int64) error                               { return errors.ErrUnsupported }
-func (f *File) Sync() error                                                        { return errors.ErrUnsupported }
-func (f *File) Hot(off, n int64)                                                   {}
 
-// Pattern tells a sequential reader from a random one; one per open handle.
-type Pattern struct{}
+// all returns the entries.
+func (c *Cache) all() []*File {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	fs := make([]*File, 0, len(c.files))
+	for _, f := range c.files {
+		fs = append(fs, f)
+	}
+	return fs
+}
 
-// Observe returns how many bytes to read ahead from off+n; 0 for a random reader.
-func (p *Pattern) Observe(off, n int64) int64 { return 0 }
+// Close waits for the operations under way and closes the descriptors; what is
+// cached stays on disk, unknown to the next Open. Later calls that need the disk
+// return ErrClosed.
+func (c *Cache) Close() error {
+	if c.closed.Swap(true) {
+		return ErrClosed
+	}
+	var errs []error
+	for _, f := range c.all() {
+		f.mu.Lock()
+		for f.opening || f.users > 0 || f.deleting {
+			f.wait()
+		}
+		if f.h != nil {
+			errs = append(errs, f.closeHandle())
+		}
+		f.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,95 @@
+package cache
+
+import "sync"
+
+const (
+	firstReadAhead = 1 << 20
+	// DefaultMaxReadAhead is six objects of the default size.
+	DefaultMaxReadAhead = 30 << 20
+	// reorder is how far from its place a request of a sequential reader may
+	// arrive: the kernel sends its read-ahead in parallel requests.
+	reorder    = 1 << 20
+	maxStreams = 4
+)
+
+// Pattern tells sequential readers from random ones, by the requests that one
+// open handle makes. It follows several streams at once: a scan by several
+// threads shares a descriptor. The zero value is ready; it is safe for
+// concurrent use.
+type Pattern struct {
+	Max int64 // bytes to read ahead at most; 0: DefaultMaxReadAhead; set before use
+
+	mu      sync.Mutex
+	clock   uint64
+	streams [maxStreams]stream
+}
+
+// stream is one run of requests, each where the one before it ended.
+type stream struct {
+	next   int64  // where the run goes on
+	run    int64  // bytes read in order since the window last grew
+	window int64  // bytes to read ahead; 0 until the run has proved itself
+	used   uint64 // clock of the last request; 0: free
+}
+
+// Observe notes a read of n bytes at off and returns how many bytes from off+n
+// on are worth fetching before they are asked for: 0 for a random reader, for a
+// sequential one 1 MiB, doubling as it goes on.
+func (p *Pattern) Observe(off, n int64) int64 {
+	if checkRange(off, n) != nil || n == 0 {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.clock++
+	s := p.find(off)
+	if s == nil {
+		s = p.oldest()
+		*s = stream{next: off + n, run: n, used: p.clock}
+		return 0
+	}
+	s.used = p.clock
+	if off != s.next { // out of order within a proven stream: no step forward
+		s.next = max(s.next, off+n)
+		return s.window
+	}
+	s.next = off + n
+	s.run += n
+	limit := p.Max
+	if limit <= 0 {
+		limit = DefaultMaxReadAhead
+	}
+	switch {
+	case s.window == 0:
+		s.window, s.run = min(firstReadAhead, limit), 0
+	case s.run >= s.window/2:
+		s.window, s.run = min(2*s.window, limit), 0
+	}
+	return s.window
+}
+
+// find returns the stream that a read at off belongs to.
+func (p *Pattern) find(off int64) *stream {
+	var near *stream
+	for i := range p.streams {
+		s := &p.streams[i]
+		switch d := off - s.next; {
+		case s.used == 0:
+		case d == 0:
+			return s
+		case s.window > 0 && -reorder <= d && d <= reorder:
+			near = s
+		}
+	}
+	return near
+}
+
+func (p *Pattern) oldest() *stream {
+	o := &p.streams[0]
+	for i := range p.streams {
+		if p.streams[i].used < o.used {
+			o = &p.streams[i]
+		}
+	}
+	return o
+}
