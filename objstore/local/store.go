@@ -1,0 +1,249 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cisternfs/cistern/objstore"
+)
+
+const (
+	tmpDir  = ".tmp"
+	lockDir = ".lock"
+
+	// staleAfter is how long a temporary file that no living process holds is
+	// left alone: far longer than it takes to open and lock one.
+	staleAfter = 10 * time.Minute
+)
+
+// Store is an objstore.Store in a directory.
+type Store struct {
+	root    string
+	locks   *locks
+	durable *durableDirs
+}
+
+// Open returns the bucket in the existing directory root, and removes what
+// writers that died left in its temporary directory. A missing root gives
+// objstore.ErrNoBucket. A Store holds no resources: there is nothing to close.
+func Open(root string) (*Store, error) {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, fmt.Errorf("open bucket directory: %w", err)
+	}
+	st, err := os.Stat(root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open bucket directory %s: %w", root, objstore.ErrNoBucket)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open bucket directory %s: %w", root, classify(err))
+	}
+	if !st.IsDir() {
+		return nil, fmt.Errorf("open bucket directory %s: %w: it is not a directory", root, objstore.ErrNoBucket)
+	}
+	s := &Store{root: root, locks: newLocks(filepath.Join(root, lockDir)), durable: newDurableDirs(root)}
+	if err := s.removeStale(time.Now()); err != nil {
+		return nil, fmt.Errorf("open bucket directory %s: clean up %s: %w", root, tmpDir, err)
+	}
+	return s, nil
+}
+
+// Create makes the directory root, with its parents, where it is missing, and
+// opens it.
+func Create(root string) (*Store, error) {
+	root, err := filepath.Abs(root)
+	if err != nil {
+		return nil, fmt.Errorf("create bucket directory: %w", err)
+	}
+	var missing []string
+	for dir := root; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		missing = append(missing, dir)
+	}
+	if err := os.MkdirAll(root, 0o777); err != nil {
+		return nil, fmt.Errorf("create bucket directory %s: %w", root, classify(err))
+	}
+	for _, dir := range missing {
+		if err := syncDir(filepath.Dir(dir)); err != nil {
+			return nil, fmt.Errorf("create bucket directory %s: %w", root, err)
+		}
+	}
+	return Open(root)
+}
+
+// classify adds the class of an error of the file system to it.
+func classify(err error) error {
+	class := error(nil)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		class = objstore.ErrPermission
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
+		class = objstore.ErrNotExist
+	case errors.Is(err, syscall.EIO), errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT),
+		errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ENOMEM):
+		class = objstore.ErrUnavailable
+	default:
+		return err
+	}
+	return fmt.Errorf("%w: %w", class, err)
+}
+
+// fail wraps err with the operation and key. What does not exist is the
+// bucket, when its directory is gone.
+func (s *Store) fail(op, key string, err error) error {
+	err = classify(err)
+	if errors.Is(err, objstore.ErrNotExist) {
+		if _, statErr := os.Stat(s.root); errors.Is(statErr, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: %s", objstore.ErrNoBucket, s.root)
+		}
+	}
+	return fmt.Errorf("%s %s: %w", op, key, err)
+}
+
+// path returns where key's body is.
+func (s *Store) path(key string) string { return filepath.Join(s.root, pathOf(key)) }
+
+// infoOf returns what a stat of key's file says about the object.
+func infoOf(key string, st fs.FileInfo) objstore.Info {
+	return objstore.Info{Key: key, Size: st.Size(), Version: fileVersionOf(st).version(), Modified: st.ModTime()}
+}
+
+// fileVersion is what a version is made of.
+type fileVersion struct {
+	time int64 // ns
+	size int64 // bytes
+}
+
+func fileVersionOf(st fs.FileInfo) fileVersion {
+	return fileVersion{time: st.ModTime().UnixNano(), size: st.Size()}
+}
+
+func (v fileVersion) version() objstore.Version {
+	return objstore.Version(fmt.Sprintf("%x-%x", v.time, v.size))
+}
+
+// check is what every operation on a key begins with.
+func check(ctx context.Context, op, key string) error {
+	if err := objstore.CheckKey(key); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%s %s: %w", op, key, err)
+	}
+	return nil
+}
+
+// Get implements objstore.Store.
+func (s *Store) Get(ctx context.Context, key string, off, length int64) (io.ReadCloser, objstore.Info, error) {
+	if err := check(ctx, "get", key); err != nil {
+		return nil, objstore.Info{}, err
+	}
+	if off < 0 {
+		return nil, objstore.Info{}, fmt.Errorf("get %s: offset %d is negative", key, off)
+	}
+	// O_NONBLOCK: a FIFO that someone put there must not hang the reader.
+	f, err := os.OpenFile(s.path(key), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, objstore.Info{}, s.fail("get", key, err)
+	}
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return nil, objstore.Info{}, errors.Join(s.fail("get", key, err), f.Close())
+	}
+	n := max(st.Size()-off, 0)
+	if length >= 0 {
+		n = min(n, length)
+	}
+	return &reader{ctx: ctx, f: f, key: key, section: io.NewSectionReader(f, off, n), left: n}, infoOf(key, st), nil
+}
+
+// reader is the body of a Get. It notices a file that became shorter.
+type reader struct {
+	ctx     context.Context
+	f       *os.File
+	key     string
+	section *io.SectionReader
+	left    int64
+}
+
+func (r *reader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, fmt.Errorf("read %s: %w", r.key, err)
+	}
+	n, err := r.section.Read(p)
+	r.left -= int64(n)
+	switch {
+	case err == io.EOF && r.left > 0:
+		return n, fmt.Errorf("read %s: %w: its file ended %d bytes early", r.key, objstore.ErrDamaged, r.left)
+	case err != nil && err != io.EOF:
+		return n, fmt.Errorf("read %s: %w", r.key, classify(err))
+	}
+	return n, err
+}
+
+func (r *reader) Close() error { return r.f.Close() }
+
+// Head implements objstore.Store.
+func (s *Store) Head(ctx context.Context, key string) (objstore.Info, error) {
+	if err := check(ctx, "head", key); err != nil {
+		return objstore.Info{}, err
+	}
+	st, err := os.Lstat(s.path(key))
+	if err == nil && !st.Mode().IsRegular() {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return objstore.Info{}, s.fail("head", key, err)
+	}
+	return infoOf(key, st), nil
+}
+
+// Delete implements objstore.Store.
+func (s *Store) Delete(ctx context.Context, key string) error {
+	if err := check(ctx, "delete", key); err != nil {
+		return err
+	}
+	// Under the lock, so that no compare-and-swap brings the key back.
+	unlock, err := s.locks.lock(ctx, key)
+	if err != nil {
+		return s.fail("delete", key, err)
+	}
+	defer unlock()
+	path := s.path(key)
+	if err := unix.Unlink(path); err != nil && !missing(err) {
+		if errors.Is(err, syscall.EISDIR) {
+			return nil // a directory of other keys: the key itself is missing
+		}
+		return s.fail("delete", key, &fs.PathError{Op: "unlink", Path: path, Err: err})
+	} else if err != nil {
+		if _, statErr := os.Stat(s.root); statErr != nil {
+			return s.fail("delete", key, statErr)
+		}
+		return nil
+	}
+	if err := syncDir(filepath.Dir(path)); err != nil {
+		return s.fail("delete", key, err)
+	}
+	return nil
+}
+
+// missing says whether err means that a path is not there.
+func missing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+}
