@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cisternfs/cistern/bench/tpch"
+	"github.com/cisternfs/cistern/internal/harness"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := command(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		if errors.Is(err, errUsage) {
+			os.Exit(2)
+		}
+		os.Exit(1)
+	}
+}
+
+var errUsage = errors.New("usage: bench list | bench <suite> [flags] | bench lineitem --rows N")
+
+// suites are all suites, in the order of the list.
+func suites() []Suite { return []Suite{suiteIO()} }
+
+func command(ctx context.Context, args []string) error {
+	if len(args) == 0 {
+		return errUsage
+	}
+	switch args[0] {
+	case "list":
+		return list()
+	case "churn":
+		return churnCommand(args[1:])
+	case "lineitem":
+		return lineitem(args[1:])
+	}
+	for _, s := range suites() {
+		if s.Name == args[0] {
+			return runSuite(ctx, s, args[1:])
+		}
+	}
+	return fmt.Errorf("no suite %q: %w", args[0], errUsage)
+}
+
+func list() error {
+	for _, s := range suites() {
+		fmt.Printf("%s: %s\n", s.Name, s.What)
+		for _, j := range s.Jobs(defaults()) {
+			fmt.Printf("    %-17s %s\n    %-17s   %s\n", j.Name, j.What, "", j.Setting)
+		}
+	}
+	return nil
+}
+
+func lineitem(args []string) error {
+	flags := flag.NewFlagSet("lineitem", flag.ContinueOnError)
+	rows := flags.Int("rows", 100_000, "rows to write to standard output")
+	seed := flags.Uint64("seed", 1, "seed; the same seed gives the same rows")
+	if err := flags.Parse(args); err != nil {
+		return errors.Join(errUsage, err)
+	}
+	return tpch.WriteLineitem(os.Stdout, *rows, *seed)
+}
+
+func defaults() Config {
+	return Config{Rounds: 5, Seconds: 10, FileBytes: 256 * mebibyte, Rows: 100_000}
+}
+
+// options are the flags of a run beside its Config.
+type options struct {
+	json, jobs, kinds, base string
+}
+
+func parseFlags(s Suite, args []string) (Config, options, error) {
+	c, o := defaults(), options{}
+	flags := flag.NewFlagSet(s.Name, flag.ContinueOnError)
+	quick := flags.Bool("quick", false, "a short run, of about 4 minutes: 2 rounds of 2 s, small files; says little about the bars")
+	rounds := flags.Int("rounds", c.Rounds, "rounds")
+	seconds := flags.Int("seconds", c.Seconds, "duration of a timed run; sysbench runs twice as long")
+	mib := flags.Int64("file-mib", c.FileBytes/mebibyte, "size of the files in MiB, a multiple of 16")
+	rows := flags.Int("rows", c.Rows, "rows of each of sysbench's 4 tables")
+	flags.StringVar(&o.json, "json", "", "also write the results to this file")
+	flags.StringVar(&o.jobs, "jobs", "", "jobs to run, by comma; all when empty")
+	flags.StringVar(&o.kinds, "dirs", "ext4,loopback,mount,fixed", "what to run on, by comma")
+	flags.StringVar(&o.base, "base", "", "directory on the disk to be measured; a fresh one in the temporary directory when empty")
+	if err := flags.Parse(args); err != nil {
+		return c, o, errors.Join(errUsage, err)
+	}
+	c.Rounds, c.Seconds, c.FileBytes, c.Rows = *rounds, *seconds, *mib*mebibyte, *rows
+	if *quick {
+		given := map[string]bool{}
+		flags.Visit(func(f *flag.Flag) { given[f.Name] = true })
+		set := func(name string, apply func()) {
+			if !given[name] {
+				apply()
+			}
+		}
+		set("rounds", func() { c.Rounds = 2 })
+		set("seconds", func() { c.Seconds = 2 })
+		set("file-mib", func() { c.FileBytes = 64 * mebibyte })
+		set("rows", func() { c.Rows = 10_000 })
+	}
+	if c.Rounds < 1 || c.Seconds < 1 || c.FileBytes < 16*mebibyte || c.FileBytes%(16*mebibyte) != 0 || c.Rows < 1 {
+		return c, o, fmt.Errorf("rounds, seconds and rows must be at least 1, file-mib a multiple of 16: %w", errUsage)
+	}
+	return c, o, nil
+}
+
+// choose picks the named jobs; all of them when names is empty.
+func choose(all []Job, names string) ([]Job, error) {
+	if names == "" {
+		return all, nil
+	}
+	var chosen []Job
+	for name := range strings.SplitSeq(names, ",") {
+		i := slices.IndexFunc(all, func(j Job) bool { return j.Name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("no job %q; bench list names them: %w", name, errUsage)
+		}
+		chosen = append(chosen, all[i])
+	}
+	return chosen, nil
+}
+
+func runSuite(ctx context.Context, s Suite, args []string) (err error) {
+	c, o, err := parseFlags(s, args)
+	if err != nil {
+		return err
+	}
+	jobs, err := choose(s.Jobs(c), o.jobs)
+	if err != nil {
+		return err
+	}
+	base, err := os.MkdirTemp(o.base, "bench-")
+	if err != nil {
+		return fmt.Errorf("make a directory for the run: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(base)) }()
+	kinds := kindsFor(jobs, strings.Split(o.kinds, ","))
+	programs := filepath.Join(base, "programs")
+	if err := os.Mkdir(programs, 0o755); err != nil {
+		return fmt.Errorf("make a directory for the programs: %w", err)
+	}
+	if err := buildPrograms(ctx, kinds, programs, &c); err != nil {
+		return err
+	}
+	report := Report{
+		Suite: s.Name, Begun: time.Now(), Commit: firstLine("git", "describe", "--always", "--dirty"),
+		Rounds: c.Rounds, Seconds: c.Seconds, FileBytes: c.FileBytes, Machine: describeMachine(),
+	}
+	rows, err := onTargets(ctx, c, jobs, kinds, base)
+	report.Results = Summarize(rows)
+	if len(rows) > 0 {
+		err = errors.Join(err, report.WriteMarkdown(os.Stdout))
+		if o.json != "" {
+			err = errors.Join(err, report.WriteJSON(o.json))
+		}
+	}
+	return errors.Join(err, failures(rows))
+}
+
+// kindsFor keeps the kinds that at least one job runs on.
+func kindsFor(jobs []Job, names []string) []Kind {
+	var kinds []Kind
+	for _, name := range names {
+		needed := func(j Job) bool { return j.runsOn(Kind(name)) }
+		if known := slices.Contains([]Kind{Ext4, Loopback, Mount, Fixed}, Kind(name)); !known || slices.ContainsFunc(jobs, needed) {
+			kinds = append(kinds, Kind(name))
+		}
+	}
+	return kinds
+}
+
+func buildPrograms(ctx context.Context, kinds []Kind, dir string, c *Config) (err error) {
+	if slices.Contains(kinds, Loopback) {
+		if c.Loopback, err = harness.Build(ctx, "./bench/loopback", dir); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(kinds, Mount) || slices.Contains(kinds, Fixed) {
+		if c.Cistern, err = harness.Build(ctx, "./cmd/cistern", dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// onTargets opens the targets, runs the jobs and closes the targets again.
+func onTargets(ctx context.Context, c Config, jobs []Job, kinds []Kind, base string) (rows []*Row, err error) {
+	var targets []*Target
+	defer func() {
+		for _, t := range targets {
+			err = errors.Join(err, t.Close())
+		}
+	}()
+	for _, kind := range kinds {
+		t, err := OpenTarget(ctx, kind, base, c)
+		if err != nil {
+			return nil, err
+		}
+		targets = append(targets, t)
+	}
+	return RunJobs(ctx, c, jobs, targets, os.Stderr)
+}
+
+// failures says which jobs did not run; a bar that was missed is a result, not a
+// failure.
+func failures(rows []*Row) error {
+	var names []string
+	for _, r := range rows {
+		if name := r.Job + " on " + r.Target; r.Error != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	return fmt.Errorf("failed: %s", strings.Join(names, ", "))
+}

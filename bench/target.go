@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cisternfs/cistern/internal/harness"
+)
+
+// Kind is a kind of place to run jobs on.
+type Kind string
+
+const (
+	Ext4     Kind = "ext4"     // a plain directory of the local file system
+	Loopback Kind = "loopback" // the bare FUSE loopback over such a directory
+	Mount    Kind = "mount"    // a cistern mount of a volume in a file:// store
+	Fixed    Kind = "fixed"    // a read-only cistern mount of one commit
+)
+
+const (
+	mountWait  = time.Minute
+	umountWait = 3 * time.Minute
+)
+
+// Target is one place to run jobs on.
+type Target struct {
+	Name    string
+	Kind    Kind
+	Dir     string
+	Options string // file system and mount options, for the report
+	Bucket  string // directory that is the store; empty without one
+	State   string // the mount's state directory
+
+	cistern string
+	mount   *harness.Mount
+}
+
+// fixedFile is the file that a Fixed target holds.
+const fixedFile = "fixed.dat"
+
+// OpenTarget makes a target below base. Close ends it.
+func OpenTarget(ctx context.Context, kind Kind, base string, c Config) (*Target, error) {
+	t := &Target{
+		Name: string(kind), Kind: kind, cistern: c.Cistern,
+		Dir:   filepath.Join(base, string(kind), "dir"),
+		State: filepath.Join(base, string(kind), "state"), Bucket: filepath.Join(base, string(kind), "bucket"),
+	}
+	if err := os.MkdirAll(t.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make %s: %w", t.Dir, err)
+	}
+	var err error
+	switch kind {
+	case Ext4:
+		t.Bucket, t.State = "", ""
+		t.Options, err = localOptions(t.Dir)
+	case Loopback:
+		t.Bucket, t.State = "", ""
+		below := filepath.Join(base, string(kind), "below")
+		if err = os.MkdirAll(below, 0o755); err == nil {
+			err = t.start(ctx, harness.LoopbackMount(c.Loopback, below, t.Dir))
+		}
+	case Mount:
+		if err = t.format(ctx); err == nil {
+			err = t.start(ctx, harness.CisternMount(c.Cistern, t.url(), t.Dir, t.State))
+		}
+	case Fixed:
+		err = t.openFixed(ctx, c.FileBytes)
+	default:
+		err = fmt.Errorf("no such target %q; there are %s, %s, %s and %s", kind, Ext4, Loopback, Mount, Fixed)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open target %s: %w", kind, err), t.Close())
+	}
+	return t, nil
+}
+
+func (t *Target) url() string { return "file://" + t.Bucket }
+
+func (t *Target) format(ctx context.Context) error {
+	if err := os.MkdirAll(t.Bucket, 0o755); err != nil {
+		return fmt.Errorf("make the store: %w", err)
+	}
+	_, err := harness.Run(ctx, "", t.cistern, "format", t.url())
+	return err
+}
+
+func (t *Target) start(ctx context.Context, c harness.MountConfig) error {
+	ctx, cancel := context.WithTimeout(ctx, mountWait)
+	defer cancel()
+	m, err := harness.StartMount(ctx, c)
+	if err != nil {
+		return err
+	}
+	t.mount = m
+	t.Options, err = harness.MountOptions(t.Dir)
+	return err
+}
+
+// openFixed makes a volume with one file and mounts its last commit, read-only.
+// The file is read once, so that it lies in the cache whole.
+func (t *Target) openFixed(ctx context.Context, size int64) error {
+	if err := t.format(ctx); err != nil {
+		return err
+	}
+	if err := t.start(ctx, harness.CisternMount(t.cistern, t.url(), t.Dir, t.State)); err != nil {
+		return err
+	}
+	if err := fillFile(filepath.Join(t.Dir, fixedFile), size); err != nil {
+		return err
+	}
+	commit, err := t.sync(ctx)
+	if err != nil {
+		return err
+	}
+	if err := t.mount.Umount(ctx); err != nil {
+		return err
+	}
+	t.mount = nil
+	t.State += "-fixed"
+	if err := t.start(ctx, harness.CisternMount(t.cistern, t.url()+"@"+commit, t.Dir, t.State, "--read-only")); err != nil {
+		return err
+	}
+	return readThrough(filepath.Join(t.Dir, fixedFile))
+}
+
+// sync makes everything written so far a commit and returns its number.
+func (t *Target) sync(ctx context.Context) (string, error) {
+	out, err := harness.Run(ctx, "", t.cistern, "sync", t.Dir)
+	if err != nil {
+		return "", err
+	}
+	return harness.CommitNumber(out)
+}
+
+// Quiesce waits until the target has nothing to upload.
+func (t *Target) Quiesce(ctx context.Context) error {
+	if t.Kind != Mount {
+		return nil
+	}
+	_, err := t.sync(ctx)
+	return err
+}
+
+// PID is the process that serves the target; 0 for a plain directory.
+func (t *Target) PID() int {
+	if t.mount == nil {
+		return 0
+	}
+	return t.mount.PID()
+}
+
+// Close unmounts the target, whatever state it is in. Its files stay.
+func (t *Target) Close() error {
+	if t.mount == nil {
+		return nil
+	}
+	// The run may have been interrupted: its context is no use here.
+	ctx, cancel := context.WithTimeout(context.Background(), umountWait)
+	defer cancel()
+	return t.mount.Umount(ctx)
+}
+
+// localOptions names the file system of a directory and its options.
+func localOptions(dir string) (string, error) {
+	for {
+		if options, err := harness.MountOptions(dir); err != nil || options != "" {
+			return options, err
+		}
+		if dir == "/" {
+			return "", errors.New("the root directory is not among the mounts")
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
+// dropPageCache writes everything back and empties the machine's page cache.
+func dropPageCache() error {
+	syscall.Sync()
+	if err := os.WriteFile("/proc/sys/vm/drop_caches", []byte("1\n"), 0o200); err != nil {
+		return fmt.Errorf("drop the page cache (needs root): %w", err)
+	}
+	return nil
+}
+
+// procWriteBytes is what a process has caused to be written to local disks,
+// in bytes.
+func procWriteBytes(pid int) (int64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
+	if err != nil {
+		return 0, fmt.Errorf("read what process %d wrote: %w", pid, err)
+	}
+	var written, cancelled int64
+	for line := range strings.Lines(string(text)) {
+		fmt.Sscanf(line, "write_bytes: %d", &written)
+		fmt.Sscanf(line, "cancelled_write_bytes: %d", &cancelled)
+	}
+	return written - cancelled, nil
+}
