@@ -200,7 +200,7 @@ func (p *probe) swap(ctx context.Context) error {
 	first := p.version
 	p.body = []byte("swapped " + rand.Text())
 	p.version, err = CompareAndSwap(ctx, p.s, p.base+"one", first, p.body)
-	if errors.Is(err, ErrConditionFailed) {
+	if errors.Is(err, ErrConditionFailed) || err != nil && p.refusesSwap(ctx, first) {
 		return lacks("a compare-and-swap PUT with the right version was refused")
 	}
 	if err != nil {
@@ -214,6 +214,14 @@ func (p *probe) swap(ctx context.Context) error {
 		return err
 	}
 	return p.holds(ctx, "a second compare-and-swap with the same version")
+}
+
+// refusesSwap tells a store that refuses what it should do from one that could
+// not be asked.
+func (p *probe) refusesSwap(ctx context.Context, v Version) bool {
+	info, headErr := p.s.Head(ctx, p.base+"one")
+	_, err := p.put(ctx, "one", p.body, Condition{IfVersion: v})
+	return headErr == nil && info.Version == v && errors.Is(err, ErrConditionFailed)
 }
 
 // race lets many creators have their PUTs under way at the same time.

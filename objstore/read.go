@@ -2,7 +2,6 @@ package objstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -33,10 +32,14 @@ func ReadRange(ctx context.Context, s Store, key string, off int64, p []byte) er
 	return nil
 }
 
+// bodyEnded says whether err is the plain end of a body. An error that merely
+// wraps one keeps the class that its maker gave it.
+func bodyEnded(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEOF }
+
 // shortBody turns the end of a body that came too early into ErrDamaged and
 // leaves every other error as it is.
 func shortBody(err error, got, want int, size int64) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+	if bodyEnded(err) {
 		return fmt.Errorf("%w: got %d of %d bytes of an object of %d", ErrDamaged, got, want, size)
 	}
 	return err
@@ -63,7 +66,7 @@ func ReadAll(ctx context.Context, s Store, key string, maxBytes int64) ([]byte, 
 	switch {
 	case err == nil:
 		err = fmt.Errorf("%w: the body goes on past the declared %d bytes", ErrDamaged, info.Size)
-	case int64(n) == info.Size && (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)):
+	case int64(n) == info.Size && bodyEnded(err):
 		err = closeErr
 	default:
 		err = shortBody(err, n, int(info.Size), info.Size)

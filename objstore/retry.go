@@ -165,13 +165,16 @@ func (b *resumer) Read(p []byte) (int, error) {
 		if err == nil || err == io.EOF && b.left <= 0 {
 			return n, err
 		}
-		early := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+		early := bodyEnded(err)
 		// Bytes that were found damaged may have been handed on already, so
 		// only what came too short can be made good.
 		if !early && !errors.Is(err, ErrUnavailable) || errors.Is(err, ErrDamaged) || b.left <= 0 || b.ctx.Err() != nil {
 			return n, err
 		}
 		b.broken = err
+		if early {
+			b.broken = fmt.Errorf("%w: the body ended %d bytes early", ErrUnavailable, b.left)
+		}
 		if n > 0 {
 			return n, nil
 		}
@@ -188,7 +191,7 @@ func (b *resumer) resume() error {
 	for {
 		b.attempts--
 		if b.attempts <= 0 {
-			return fmt.Errorf("body of object %s broke off %d bytes before its end: %w: %w", b.info.Key, b.left, ErrUnavailable, b.broken)
+			return fmt.Errorf("body of object %s broke off %d bytes before its end: %w", b.info.Key, b.left, b.broken)
 		}
 		if err := sleep(b.ctx, b.r.pause(b.r.o.Attempts-b.attempts)); err != nil {
 			return fmt.Errorf("read object %s: %w: %w", b.info.Key, err, b.broken)
