@@ -77,12 +77,13 @@ type Options struct {
 	NoSpaceFails bool
 	// BeforeSync runs before each fdatasync of the journal and makes durable
 	// what records up to then refer to. An error counts as a failed fdatasync.
-	// It must not call the journal.
+	// It must not call the journal. Start calls it too, for replayed records.
 	BeforeSync func() error
 	// Expand replaces a record's references by their bytes when it is written
-	// anew to a fresh file. It must not call the journal. The entry's slices
-	// are valid only until Expand returns; those that it returns are used
-	// before the next call.
+	// anew to a fresh file; records without references come back as they are,
+	// and existing Data never changes. Where new Data lies is told by Expanded.
+	// It must not call the journal. The entry's slices are valid only until
+	// Expand returns, and those that it returns are copied.
 	Expand func(LSN, Entry) (Entry, error)
 	// Verify sees each record of a group before Replay's callback sees the
 	// first of them: ErrTorn from it leaves out the whole group.
@@ -156,5 +157,3 @@ func (e *DamageError) Error() string {
 
 // Is makes the error match ErrDamaged.
 func (e *DamageError) Is(target error) bool { return target == ErrDamaged }
-
-const entryHeaderSize = 16

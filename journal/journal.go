@@ -1,0 +1,517 @@
+package journal
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cisternfs/cistern/internal/vfs"
+)
+
+const (
+	inUse      = ".jnl"
+	spareFile  = ".spare"
+	nameDigits = 20
+)
+
+// state is where a journal is in its life.
+type state int
+
+const (
+	stateOpen state = iota
+	stateReplayed
+	stateStarted
+	stateClosed
+)
+
+// Journal is one directory of journal files. See the package comment for the
+// order of calls.
+type Journal struct {
+	fs       vfs.FS
+	dir      string
+	o        Options
+	maxFiles int
+	pools    bufferPools
+	durable  atomic.Uint64 // the highest durable LSN; only grows
+
+	// wr is the append lock: held over numbering, encoding and writing a group,
+	// and over a rewrite. The two fields below belong to its holder.
+	wr   sync.Mutex
+	seq  uint64 // of the newest file
+	prev uint32 // checksum of the group before the next one
+
+	mu         sync.Mutex // guards the fields below; never held during I/O
+	state      state
+	epoch      uint64
+	files      []*file // in use, in order of their sequence; the last is current
+	spares     []*file
+	total      int    // files on the disk, those being made included
+	spareName  uint64 // the number of the last spare file
+	replay     replayed
+	end        LSN
+	pending    []*group // appended and not known durable, in order
+	unsynced   int64    // bytes of pending
+	failed     error    // the current file must not be written any more
+	broken     error
+	leading    bool          // somebody runs the group commit
+	roundDone  chan struct{} // closed when that round ends
+	moved      map[place]Loc // where a rewrite put what was elsewhere
+	expanded   map[LSN]Loc   // Data that a rewrite gave to records without any
+	space      space
+	stats      Stats
+	stop       chan struct{} // closed by Close
+	background sync.WaitGroup
+}
+
+// file is a journal file, in use or spare.
+type file struct {
+	f    vfs.File
+	name string // without the directory
+	size int64
+	head fileHeader
+	crc  uint32 // the header's
+	end  int64  // where the next group goes
+	last LSN    // its last record that counts; 0: none
+	refs int    // readers
+	// freed: out of Journal.files; the last reader gives the file away.
+	freed bool
+	// failed: a write to it failed; it is removed instead of used again.
+	failed bool
+	// replaced: its name belongs to another file now.
+	replaced bool
+}
+
+// place is where an entry's Data was.
+type place struct {
+	file uint64
+	off  int64
+}
+
+func (o *Options) setDefaults() error {
+	if o.FileSize == 0 {
+		o.FileSize = 32 << 20
+	}
+	if o.MaxBytes == 0 {
+		o.MaxBytes = 1 << 30
+	}
+	if o.MaxUnsyncedBytes == 0 {
+		o.MaxUnsyncedBytes = 16 << 20
+	}
+	if o.Rand == nil {
+		o.Rand = rand.Reader
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case o.FileSize < 16<<10 || o.FileSize > 1<<30 || o.FileSize%4096 != 0:
+		return fmt.Errorf("journal file size %d is not a multiple of 4096 from 16 KiB to 1 GiB", o.FileSize)
+	case o.MaxBytes < 2*o.FileSize:
+		return fmt.Errorf("journal limit of %d bytes holds fewer than two files of %d", o.MaxBytes, o.FileSize)
+	case o.MaxUnsyncedBytes < 0:
+		return fmt.Errorf("limit of unsynced journal bytes %d is negative", o.MaxUnsyncedBytes)
+	}
+	return nil
+}
+
+// Open reads the headers of the journal in a directory. Errors: ErrMissing when
+// it holds no journal file and Options.Create is not set (the caller knows
+// whether there should be one), ErrIdentity, ErrDamaged.
+func Open(fs vfs.FS, dir string, o Options) (*Journal, error) {
+	if err := o.setDefaults(); err != nil {
+		return nil, err
+	}
+	j := &Journal{
+		fs: fs, dir: dir, o: o, maxFiles: int(o.MaxBytes / o.FileSize),
+		roundDone: make(chan struct{}), stop: make(chan struct{}),
+		moved: map[place]Loc{}, expanded: map[LSN]Loc{},
+	}
+	j.space.init()
+	if err := j.open(); err != nil {
+		j.closeFiles()
+		return nil, err
+	}
+	return j, nil
+}
+
+func (j *Journal) open() error {
+	entries, err := j.fs.ReadDir(j.dir)
+	if err != nil && !(j.o.Create && errors.Is(err, fs.ErrNotExist)) {
+		if errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%w: no directory %s", ErrMissing, j.dir)
+		}
+		return fmt.Errorf("list journal directory %s: %w", j.dir, err)
+	}
+	for _, e := range entries {
+		if number, ok := fileNumber(e.Name(), spareFile); ok {
+			j.spareName = max(j.spareName, number)
+			err = j.openSpare(e.Name())
+		} else if first, ok := fileNumber(e.Name(), inUse); ok {
+			err = j.openInUse(e.Name(), LSN(first))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	slices.SortFunc(j.files, bySeq)
+	if len(j.files) > 0 {
+		j.seq = j.files[len(j.files)-1].head.seq
+	}
+	j.total = len(j.files) + len(j.spares)
+	if len(j.files) > 0 {
+		return nil
+	}
+	if !j.o.Create {
+		return fmt.Errorf("%w: no %s file in %s", ErrMissing, inUse, j.dir)
+	}
+	return j.create()
+}
+
+func bySeq(a, b *file) int { return cmp.Compare(a.head.seq, b.head.seq) }
+
+// create makes the directory durable.
+func (j *Journal) create() error {
+	if err := j.fs.MkdirAll(j.dir, 0o700); err != nil {
+		return fmt.Errorf("make journal directory %s: %w", j.dir, err)
+	}
+	if err := j.fs.SyncDir(filepath.Dir(j.dir)); err != nil {
+		return fmt.Errorf("sync the directory above %s: %w", j.dir, err)
+	}
+	return nil
+}
+
+func (j *Journal) openInUse(name string, first LSN) error {
+	f, err := j.openFile(name)
+	if err != nil {
+		return err
+	}
+	if f.size == 0 { // holds no record; Replay reports it
+		f.head = fileHeader{first: first, seq: 0}
+		j.replay.empty = append(j.replay.empty, f)
+		j.total++
+		return nil
+	}
+	j.files = append(j.files, f)
+	b := make([]byte, headerSize)
+	n, err := f.f.ReadAt(b, 0)
+	if err != nil && err != io.EOF {
+		return fmt.Errorf("read header of journal file %s: %w", j.path(name), err)
+	}
+	f.head, f.crc, err = decodeHeader(b[:n])
+	if err == nil && f.head.first != first {
+		err = fmt.Errorf("header says that the first lsn is %d", f.head.first)
+	}
+	if err != nil {
+		return &DamageError{File: j.path(name), Reason: err.Error()}
+	}
+	if f.head.identity != j.o.Identity {
+		return fmt.Errorf("%w: %s has identity %x, expected %x", ErrIdentity, j.path(name), f.head.identity, j.o.Identity)
+	}
+	return nil
+}
+
+func (j *Journal) openSpare(name string) error {
+	f, err := j.openFile(name)
+	if err != nil {
+		return err
+	}
+	if f.size == j.o.FileSize {
+		j.spares = append(j.spares, f)
+		return nil
+	}
+	// Half made, or of another size.
+	closeErr := f.f.Close()
+	return errors.Join(closeErr, j.fs.Remove(j.path(name)))
+}
+
+func (j *Journal) openFile(name string) (*file, error) {
+	f, err := j.fs.OpenFile(j.path(name), os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open journal file: %w", err)
+	}
+	size, err := f.Size()
+	if err != nil {
+		f.Close() // it was only read
+		return nil, fmt.Errorf("size of journal file %s: %w", j.path(name), err)
+	}
+	return &file{f: f, name: name, size: size}, nil
+}
+
+func (j *Journal) path(name string) string { return filepath.Join(j.dir, name) }
+
+func fileName(number uint64, suffix string) string {
+	return fmt.Sprintf("%0*d%s", nameDigits, number, suffix)
+}
+
+func fileNumber(name, suffix string) (uint64, bool) {
+	digits, ok := strings.CutSuffix(name, suffix)
+	if !ok || len(digits) != nameDigits {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 10, 64)
+	return n, err == nil
+}
+
+// Start begins a new file after Replay: the next record gets the LSN next, which
+// is above everything that was replayed and above the after given to Replay. All
+// that was replayed is durable when it returns: BeforeSync runs for it. Files
+// without a record above after are given back. A journal that Open created is
+// started without Replay. An epoch is never below that of an earlier record.
+func (j *Journal) Start(epoch uint64, next LSN) error {
+	j.wr.Lock()
+	defer j.wr.Unlock()
+	if err := j.mayStart(epoch, next); err != nil {
+		return err
+	}
+	if err := j.settleReplayed(); err != nil {
+		return err
+	}
+	useless := j.takeUseless()
+	// One file stays until the new one is there: a crash in between must not
+	// leave a journal without any.
+	kept := useless[:min(1, len(useless))]
+	if err := j.recycle(useless[len(kept):]); err != nil {
+		return err
+	}
+	j.epoch = epoch
+	f, err := j.newFile(fileHeader{first: next, after: max(j.replay.last, j.replay.after), durable: j.Durable()})
+	if err != nil {
+		j.files = append(j.files, kept...)
+		slices.SortFunc(j.files, bySeq)
+		return err
+	}
+	j.prev = f.crc
+	for _, k := range kept {
+		k.replaced = k.name == f.name
+	}
+	j.advance(next - 1)
+	j.mu.Lock()
+	j.end = next - 1
+	j.files = append(j.files, f)
+	j.state = stateStarted
+	j.mu.Unlock()
+	if err := j.recycle(kept); err != nil {
+		return err
+	}
+	j.background.Go(j.prepare)
+	j.kick()
+	return nil
+}
+
+func (j *Journal) mayStart(epoch uint64, next LSN) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	fresh := j.state == stateOpen && len(j.files) == 0 && len(j.replay.empty) == 0
+	last := max(j.replay.last, j.replay.after)
+	switch {
+	case j.state != stateReplayed && !fresh:
+		return fmt.Errorf("%w: Start needs a Replay that succeeded", ErrState)
+	case next == 0 || next <= last:
+		return fmt.Errorf("%w: journal can't go on with lsn %d after lsn %d", ErrState, next, last)
+	case epoch < j.replay.epoch:
+		return fmt.Errorf("%w: journal of epoch %d can't go on in epoch %d", ErrState, j.replay.epoch, epoch)
+	}
+	return nil
+}
+
+// settleReplayed makes durable what Replay delivered: after kill -9 it may have
+// been nowhere but in the kernel's memory.
+func (j *Journal) settleReplayed() error {
+	durable := LSN(j.durable.Load())
+	synced := false
+	for _, f := range j.files {
+		if f.last <= durable {
+			continue
+		}
+		if j.o.BeforeSync != nil && !synced {
+			if err := j.o.BeforeSync(); err != nil {
+				return fmt.Errorf("make durable what replayed records refer to: %w", err)
+			}
+		}
+		synced = true
+		if err := f.f.Sync(); err != nil {
+			return fmt.Errorf("sync replayed journal file %s: %w", j.path(f.name), err)
+		}
+	}
+	if synced {
+		if err := j.fs.SyncDir(j.dir); err != nil {
+			return fmt.Errorf("sync journal directory %s: %w", j.dir, err)
+		}
+	}
+	j.advance(max(j.replay.last, j.replay.after))
+	return nil
+}
+
+// takeUseless takes out the files without a record that is still needed, the
+// newest first.
+func (j *Journal) takeUseless() []*file {
+	var useless []*file
+	j.files = slices.DeleteFunc(j.files, func(f *file) bool {
+		f.freed = f.last <= j.replay.after
+		if f.freed {
+			useless = append(useless, f)
+		}
+		return f.freed
+	})
+	slices.Reverse(useless)
+	for _, f := range j.replay.empty {
+		f.freed = true
+		useless = append(useless, f)
+	}
+	j.replay.empty = nil
+	return useless
+}
+
+// advance raises the durable LSN.
+func (j *Journal) advance(lsn LSN) {
+	for {
+		old := j.durable.Load()
+		if uint64(lsn) <= old || j.durable.CompareAndSwap(old, uint64(lsn)) {
+			return
+		}
+	}
+}
+
+// incarnation draws a file's incarnation; the append lock is held.
+func (j *Journal) incarnation() (uint64, error) {
+	var b [8]byte
+	if _, err := io.ReadFull(j.o.Rand, b[:]); err != nil {
+		return 0, fmt.Errorf("draw a journal file's incarnation: %w", err)
+	}
+	return max(1, le.Uint64(b[:])), nil // zeros on the disk must match none
+}
+
+// usable returns why the journal takes no calls; mu is held.
+func (j *Journal) usable() error {
+	switch {
+	case j.state == stateClosed:
+		return ErrClosed
+	case j.broken != nil:
+		return j.broken
+	case j.state != stateStarted:
+		return fmt.Errorf("%w: it is not started", ErrState)
+	}
+	return nil
+}
+
+func (j *Journal) current() *file { return j.files[len(j.files)-1] }
+
+// End returns the LSN of the last record appended; before Start, 0.
+func (j *Journal) End() LSN {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.end
+}
+
+// Durable returns the LSN up to which records are known durable.
+func (j *Journal) Durable() LSN { return LSN(j.durable.Load()) }
+
+// Stats returns the journal's counters.
+func (j *Journal) Stats() Stats {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	s := j.stats
+	s.Files, s.Spares = len(j.files), len(j.spares)
+	for _, f := range j.files {
+		s.LiveBytes += max(0, f.end-headerSize)
+	}
+	s.ReservedBytes = j.space.reserved
+	if j.state == stateStarted {
+		s.FreeBytes = max(0, j.roomFor(false)-j.space.reserved)
+	}
+	s.UnsyncedBytes = j.unsynced
+	s.Waiting = len(j.space.engine) + len(j.space.ordinary)
+	s.End, s.Durable = j.end, j.Durable()
+	return s
+}
+
+// note keeps and logs a failure that the caller doesn't return.
+func (j *Journal) note(msg string, err error) {
+	j.o.Logger.Warn(msg, "error", err)
+	j.mu.Lock()
+	j.stats.LastError = err
+	j.mu.Unlock()
+}
+
+// Close syncs what was appended, notes that it is durable, and closes the files.
+// Waiting reservations get ErrClosed. No other call may be under way but
+// ReadData, Free and Reserve. A second Close returns ErrClosed.
+func (j *Journal) Close() error {
+	j.mu.Lock()
+	if j.state == stateClosed {
+		j.mu.Unlock()
+		return ErrClosed
+	}
+	started, broken, end := j.state == stateStarted, j.broken, j.end
+	j.mu.Unlock()
+	err := broken
+	if started && broken == nil {
+		err = j.Sync(context.Background(), end)
+		if err == nil {
+			err = j.writeMark()
+		}
+	}
+	j.mu.Lock()
+	j.state = stateClosed
+	j.failWaiters(ErrClosed)
+	j.mu.Unlock()
+	close(j.stop)
+	j.background.Wait()
+	return errors.Join(err, j.closeFiles())
+}
+
+// writeMark appends a group of no entries, so that the next recovery knows that
+// everything before it was durable.
+func (j *Journal) writeMark() error {
+	j.wr.Lock()
+	defer j.wr.Unlock()
+	f := j.current()
+	if f.end == headerSize || f.end+groupHeaderSize > f.size {
+		return nil // nothing to tell, or no room; a mark is a help, no duty
+	}
+	b := make([]byte, groupHeaderSize)
+	seal(b, groupHeader{epoch: j.epoch, incarnation: f.head.incarnation, prev: j.prev, durable: j.Durable(), first: j.end + 1})
+	if _, err := f.f.WriteAt(b, f.end); err != nil {
+		return fmt.Errorf("write the last mark to journal file %s: %w", j.path(f.name), err)
+	}
+	if err := f.f.Sync(); err != nil {
+		return fmt.Errorf("sync the last mark of journal file %s: %w", j.path(f.name), err)
+	}
+	return nil
+}
+
+// closeFiles closes what no reader uses; readers close the rest.
+func (j *Journal) closeFiles() error {
+	j.mu.Lock()
+	j.state = stateClosed
+	var idle []*file
+	for _, list := range [][]*file{j.files, j.spares, j.replay.empty} {
+		for _, f := range list {
+			f.freed = true
+			if f.refs == 0 {
+				idle = append(idle, f)
+			}
+		}
+	}
+	j.files, j.spares, j.replay.empty = nil, nil, nil
+	j.mu.Unlock()
+	var err error
+	for _, f := range idle {
+		if e := f.f.Close(); e != nil {
+			err = errors.Join(err, fmt.Errorf("close journal file %s: %w", j.path(f.name), e))
+		}
+	}
+	return err
+}

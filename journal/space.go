@@ -1,0 +1,303 @@
+package journal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// retryNoSpace is how long the preparer waits before it tries again to make a
+// file on a full disk, as long as somebody waits for one.
+const retryNoSpace = time.Second
+
+// space is who was granted room and who waits for it; Journal.mu guards it.
+//
+// A reservation is granted only against files that exist. Up to the size of the
+// largest reservation, less one byte, may stay unused at the end of each file but
+// the last, because a group never spans files.
+type space struct {
+	reserved int64 // bytes granted and not appended
+	largest  int64 // reservation since reserved was 0
+	engine   []*waiter
+	ordinary []*waiter
+	full     bool          // the last attempt to make a file found no disk space
+	pressure chan struct{} // holds a token when somebody waits for Free
+	wake     chan struct{} // holds a token when the preparer should look
+}
+
+type waiter struct {
+	need   int64
+	engine bool
+	done   chan error // gets one value, when granted or failed
+}
+
+func (s *space) init() {
+	s.pressure = make(chan struct{}, 1)
+	s.wake = make(chan struct{}, 1)
+}
+
+// Reservation is room in the journal for one Append, or for several of which
+// each takes its own group header from it.
+type Reservation struct {
+	j    *Journal
+	left int64
+}
+
+// Reserve waits until the journal has room for n bytes of Body and Data in one
+// group of up to FreeEntries entries; for more entries add EntryOverhead each.
+// Only engine reservations get the last tenth of MaxBytes, and they go first.
+// Errors: ErrTooLarge, ErrNoSpace, ErrBroken, ErrClosed, the context's.
+func (j *Journal) Reserve(ctx context.Context, n int64, engine bool) (*Reservation, error) {
+	need := align(groupHeaderSize + FreeEntries*entryHeaderSize + n)
+	if n < 0 || need > j.o.FileSize-headerSize {
+		return nil, fmt.Errorf("%w: %d bytes, a file holds %d", ErrTooLarge, n, j.o.FileSize-headerSize-groupHeaderSize-FreeEntries*entryHeaderSize)
+	}
+	w := &waiter{need: need, engine: engine, done: make(chan error, 1)}
+	j.mu.Lock()
+	if err := j.usable(); err != nil {
+		j.mu.Unlock()
+		return nil, err
+	}
+	queue := j.queueOf(w)
+	*queue = append(*queue, w)
+	j.admit(false)
+	j.mu.Unlock()
+	select {
+	case err := <-w.done:
+		return j.granted(w, err)
+	case <-ctx.Done():
+	}
+	j.mu.Lock()
+	i := slices.Index(*queue, w)
+	if i >= 0 {
+		*queue = slices.Delete(*queue, i, i+1)
+		j.admit(false)
+	}
+	j.mu.Unlock()
+	if i >= 0 {
+		return nil, fmt.Errorf("wait for room in the journal: %w", ctx.Err())
+	}
+	return j.granted(w, <-w.done)
+}
+
+func (j *Journal) granted(w *waiter, err error) (*Reservation, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &Reservation{j: j, left: w.need}, nil
+}
+
+func (j *Journal) queueOf(w *waiter) *[]*waiter {
+	if w.engine {
+		return &j.space.engine
+	}
+	return &j.space.ordinary
+}
+
+// Pressure tells that a reservation waits for Free: the channel then holds one
+// value, for one reader.
+func (j *Journal) Pressure() <-chan struct{} { return j.space.pressure }
+
+// Release gives back what was not appended; it may be called more than once.
+func (r *Reservation) Release() {
+	r.j.mu.Lock()
+	defer r.j.mu.Unlock()
+	r.j.consume(r, r.left)
+	r.j.admit(false)
+}
+
+// consume takes bytes out of a reservation; mu is held.
+func (j *Journal) consume(r *Reservation, n int64) {
+	r.left -= n
+	j.space.reserved -= n
+	if j.space.reserved == 0 {
+		j.space.largest = 0
+	}
+}
+
+// room returns the bytes that groups of at most largest bytes find for sure in
+// the current file and so many more; mu is held.
+func (j *Journal) room(more int, largest int64) int64 {
+	cur := j.current()
+	left := cur.size - cur.end
+	if more <= 0 {
+		return left
+	}
+	whole := j.o.FileSize - headerSize
+	return max(0, left-largest) + int64(more-1)*max(0, whole-largest) + whole
+}
+
+// roomFor returns what reservations can get in all, when every file is made.
+func (j *Journal) roomFor(engine bool) int64 {
+	n := j.room(len(j.spares)+max(0, j.maxFiles-j.total), j.space.largest)
+	if !engine {
+		n -= j.o.MaxBytes / 10
+	}
+	return n
+}
+
+// verdict is what can be done for a waiter.
+type verdict int
+
+const (
+	grant    verdict = iota
+	makeFile         // it fits when the preparer has made another file
+	waitFree         // it fits when records are freed
+)
+
+func (j *Journal) judge(w *waiter) verdict {
+	s := &j.space
+	largest := max(s.largest, w.need)
+	wanted, kept := s.reserved+w.need, j.o.MaxBytes/10
+	if w.engine || s.reserved == 0 && !j.freeable() {
+		kept = 0 // the latter waits in vain: nothing can be freed
+	}
+	creatable := max(0, j.maxFiles-j.total)
+	now := j.room(len(j.spares), largest)
+	fitsNow := wanted <= now && (!s.full || wanted+kept <= now) // on a full disk the engine's tenth must exist
+	fitsAtAll := wanted+kept <= j.room(len(j.spares)+creatable, largest)
+	switch {
+	case fitsAtAll && fitsNow:
+		return grant
+	case fitsAtAll:
+		return makeFile
+	}
+	return waitFree
+}
+
+// freeable tells whether Free could give a file back.
+func (j *Journal) freeable() bool { return len(j.files) > 1 || j.total > len(j.files)+len(j.spares) }
+
+// admit grants what can be granted, in order, and sees to what the first waiter
+// needs. noFile says that an attempt to make a file just failed for lack of
+// space. mu is held.
+func (j *Journal) admit(noFile bool) {
+	if j.state != stateStarted || j.broken != nil {
+		return
+	}
+	s := &j.space
+	for _, queue := range []*[]*waiter{&s.engine, &s.ordinary} {
+		for len(*queue) > 0 {
+			w := (*queue)[0]
+			switch v := j.judge(w); {
+			case v == grant:
+				s.reserved += w.need
+				s.largest = max(s.largest, w.need)
+				w.done <- nil
+			case v == makeFile && noFile && (j.o.NoSpaceFails || !j.freeable()):
+				w.done <- ErrNoSpace
+			case v == makeFile && !noFile:
+				j.kick()
+				return
+			default:
+				signal(s.pressure)
+				return
+			}
+			*queue = slices.Delete(*queue, 0, 1)
+		}
+	}
+}
+
+// failWaiters ends all waits; mu is held.
+func (j *Journal) failWaiters(err error) {
+	for _, queue := range []*[]*waiter{&j.space.engine, &j.space.ordinary} {
+		for _, w := range *queue {
+			w.done <- err
+		}
+		*queue = nil
+	}
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // a token is there already
+	}
+}
+
+func (j *Journal) kick() { signal(j.space.wake) }
+
+// prepare makes files ahead of need, until Close.
+func (j *Journal) prepare() {
+	retry := time.NewTimer(retryNoSpace)
+	defer retry.Stop()
+	for {
+		select {
+		case <-j.stop:
+			return
+		case <-j.space.wake:
+		case <-retry.C:
+		}
+		if j.prepareAll() {
+			retry.Reset(retryNoSpace)
+		}
+	}
+}
+
+// prepareAll makes the files that are wanted; true when it should try again
+// later.
+func (j *Journal) prepareAll() bool {
+	for j.wantSpare() {
+		f, err := j.createSpare(false)
+		if err != nil {
+			j.note("can't prepare a journal file", err)
+			return j.prepareFailed(err)
+		}
+		j.mu.Lock()
+		j.space.full = false
+		j.addSpare(f)
+		j.mu.Unlock()
+	}
+	return false
+}
+
+// prepareFailed tells the waiters; true when some stay.
+func (j *Journal) prepareFailed(err error) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !errors.Is(err, ErrNoSpace) {
+		j.failWaiters(err)
+		return false
+	}
+	j.space.full = true
+	j.admit(true)
+	return len(j.space.engine)+len(j.space.ordinary) > 0
+}
+
+// wantSpare tells whether another file should be made now: somebody waits for
+// it, or the current one is half full and there is none to follow.
+func (j *Journal) wantSpare() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.state != stateStarted || j.broken != nil || j.total >= j.maxFiles {
+		return false
+	}
+	for _, queue := range [][]*waiter{j.space.engine, j.space.ordinary} {
+		if len(queue) > 0 && j.judge(queue[0]) == makeFile {
+			return true
+		}
+	}
+	cur := j.current()
+	return len(j.spares) == 0 && cur.end >= cur.size/2
+}
+
+// addSpare puts a file in stock; mu is held.
+func (j *Journal) addSpare(f *file) {
+	if j.state == stateClosed {
+		f.f.Close() // nothing in it counts
+		return
+	}
+	j.spares = append(j.spares, f)
+	j.admit(false)
+}
+
+// diskError adds ErrNoSpace where that is what it is.
+func diskError(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w: %w", ErrNoSpace, err)
+	}
+	return err
+}
