@@ -68,10 +68,21 @@ func lineitem(args []string) error {
 	flags := flag.NewFlagSet("lineitem", flag.ContinueOnError)
 	rows := flags.Int("rows", 100_000, "rows to write to standard output")
 	seed := flags.Uint64("seed", 1, "seed; the same seed gives the same rows")
+	sql := flags.String("sql", "", "print SQL instead: create (the table's definition) or query1")
 	if err := flags.Parse(args); err != nil {
 		return errors.Join(errUsage, err)
 	}
-	return tpch.WriteLineitem(os.Stdout, *rows, *seed)
+	switch *sql {
+	case "":
+		return tpch.WriteLineitem(os.Stdout, *rows, *seed)
+	case "create":
+		fmt.Println(tpch.CreateTable + ";")
+	case "query1":
+		fmt.Println(tpch.Query1 + ";")
+	default:
+		return fmt.Errorf("no SQL %q, only create and query1: %w", *sql, errUsage)
+	}
+	return nil
 }
 
 func defaults() Config {
