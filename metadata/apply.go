@@ -90,8 +90,8 @@ const (
 	batchOps   = MaxUpdateOps / 2
 )
 
-func (u *changes) big(more *changes) bool {
-	return u.bytes+more.bytes > batchBytes || len(u.ops)+len(more.ops) > batchOps
+func (u *changes) over(more *changes, maxOps int) bool {
+	return u.bytes+more.bytes > batchBytes || len(u.ops)+len(more.ops) > maxOps
 }
 
 // applier turns a commit into updates of bounded size. A unit is what must be in
@@ -135,7 +135,7 @@ func (ix *Index) isPending() bool {
 // otherwise when they are durable.
 func (a *applier) finish(head Head) error {
 	var none changes
-	if !a.marked && a.batch.big(&none) {
+	if !a.marked && a.batch.over(&none, a.ix.maxOps) {
 		// Too big for one update: the head must not be in it.
 		if err := a.flush(); err != nil {
 			return err
@@ -168,7 +168,7 @@ func (a *applier) finish(head Head) error {
 func (a *applier) end() error {
 	u := a.unit
 	a.unit = changes{}
-	if len(a.batch.ops) > 0 && a.batch.big(&u) {
+	if len(a.batch.ops) > 0 && a.batch.over(&u, a.ix.maxOps) {
 		if err := a.flush(); err != nil {
 			return err
 		}
@@ -220,7 +220,7 @@ func (a *applier) write() (err error) {
 	clear(a.overlay)
 	defer func() { a.ix.changed(&b, err == nil) }() // after an error too: the update may have happened
 	var none changes
-	if b.big(&none) {
+	if b.over(&none, batchOps) {
 		a.ix.wide.Lock()
 		defer a.ix.wide.Unlock()
 	}

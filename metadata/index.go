@@ -21,6 +21,7 @@ var errStop = errors.New("stop")
 type Index struct {
 	kv       KV
 	slotSize int64
+	maxOps   int // of one update, batchOps but in tests
 
 	applyMu sync.Mutex   // serializes Apply; taken before all others
 	wide    sync.RWMutex // exclusive while one slot changes in several updates
@@ -51,7 +52,7 @@ func OpenIndex(kv KV, slotSize int64) (*Index, error) {
 		return nil, fmt.Errorf("a slot size of %d bytes: 1 byte to 64 MiB are possible", slotSize)
 	}
 	ix := &Index{
-		kv: kv, slotSize: slotSize,
+		kv: kv, slotSize: slotSize, maxOps: batchOps,
 		slots:  newLRU[slotKey, *Slot](slotCacheBytes),
 		inodes: newLRU[InodeID, *Inode](inodeCacheBytes),
 		names:  newLRU[nameKey, Dentry](nameCacheBytes),

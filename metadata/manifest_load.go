@@ -103,7 +103,7 @@ func loadPage(p *Page, dec *zstd.Decoder, get func(key string, size int64) ([]by
 			return damaged(what, "line %d: %v", records, err)
 		}
 		var none changes
-		if batch.big(&none) || len(raw) == 0 {
+		if batch.over(&none, batchOps) || len(raw) == 0 {
 			if err := kv.Update(func(w Writer) error { return writeOps(w, batch.ops) }); err != nil {
 				return fmt.Errorf("store %s: %w", what, err)
 			}
