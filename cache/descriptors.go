@@ -163,6 +163,9 @@ func (f *File) open() error {
 // release ends a use of the descriptor. Called with f.mu held.
 func (f *File) release() {
 	f.users--
+	if f.unsettled && f.moving == 0 {
+		f.settle()
+	}
 	if f.users > 0 {
 		return
 	}

@@ -38,14 +38,15 @@ type File struct {
 	punches int32 // under way
 	fdSlot  int32 // guarded by descriptors.mu
 
-	opening  bool // someone opens, closes or deletes the local file
-	exists   bool // the local file
-	newName  bool // its name may not be durable
-	dirty    bool // pinned bytes were written since the last Sync
-	fdRecent bool
-	removed  bool
-	deleting bool // someone is about to delete the local file
-	syncErr  *error
+	opening   bool // someone opens, closes or deletes the local file
+	exists    bool // the local file
+	newName   bool // its name may not be durable
+	dirty     bool // pinned bytes were written since the last Sync
+	fdRecent  bool
+	removed   bool
+	unsettled bool // other may be more than the disk says
+	deleting  bool // someone is about to delete the local file
+	syncErr   *error
 }
 
 // path returns the local file's name.
@@ -216,7 +217,10 @@ func (f *File) place(b *block) {
 func (f *File) addPages(b *block, m uint32) {
 	m &^= b.pages
 	b.pages |= m
-	b.loose &^= m
+	if b.loose&m != 0 { // perhaps charged twice now
+		b.loose &^= m
+		f.unsettled = true
+	}
 	n := pageBytes(m)
 	f.npages += n / pageSize
 	if b.pins > 0 {
@@ -285,6 +289,7 @@ func (f *File) settle() {
 	now := min(max(f.other, low), low+f.moving*pageSize)
 	f.c.pool.charge(now - f.other)
 	f.other = now
+	f.unsettled = f.moving != 0
 }
 
 // Release gives the file back. It is forgotten, and its local file deleted, when

@@ -153,10 +153,11 @@ func (f *File) write(p []byte, off int64, only []Range, pinned bool) (bool, erro
 	first, last := blockRange(off, n)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.begin(first, last)
 	if f.removed {
+		f.end(first, last)
 		return false, nil
 	}
-	f.begin(first, last)
 	f.blocks.ascend(first, last, func(b *block) bool { f.dropUnknown(b); return true })
 	var one [1]Range
 	parts := append(one[:0], Range{Off: off, End: off + n})
@@ -224,12 +225,15 @@ func (f *File) store(p []byte, off int64, parts []Range, pinned bool) error {
 		return fail(0, errNoRoom)
 	}
 	f.moving += fresh
-	defer func() { f.moving -= fresh }()
 	h, err := f.acquire(true)
 	if err != nil {
+		f.moving -= fresh
 		return fail(0, err)
 	}
-	defer f.release()
+	defer func() {
+		f.moving -= fresh
+		f.release()
+	}()
 	for i, r := range parts {
 		f.mu.Unlock()
 		n, err := h.WriteAt(p[r.Off-off:r.End-off], r.Off)

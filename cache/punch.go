@@ -23,10 +23,7 @@ func (f *File) trim(b *block) (int64, outcome) {
 	}
 	b.punching = true
 	f.punches++
-	moving := int64(bits.OnesCount32(charged))
-	f.moving += moving
 	freed, o := f.punchPages(b, charged, loose, keep == 0)
-	f.moving -= moving
 	b.punching = false
 	f.punches--
 	f.wakeAll()
@@ -47,6 +44,8 @@ func (f *File) punchPages(b *block, charged, loose uint32, whole bool) (int64, o
 	}
 	defer f.release()
 	base := b.no * BlockSize
+	moving := int64(bits.OnesCount32(charged))
+	f.moving += moving
 	f.mu.Unlock()
 	if whole {
 		err = h.PunchHole(base, BlockSize)
@@ -54,6 +53,7 @@ func (f *File) punchPages(b *block, charged, loose uint32, whole bool) (int64, o
 		err = pageRuns(charged|loose, func(off, n int64) error { return h.PunchHole(base+off, n) })
 	}
 	f.mu.Lock()
+	f.moving -= moving
 	if err != nil {
 		f.c.failed(fmt.Errorf("free block %d of cache file %s: %w", b.no, f.path(), err))
 		return 0, broken
@@ -149,8 +149,7 @@ func (f *File) sweepRun(from, to int64) (freed int64, o outcome) {
 	}
 	f.sweep = &Range{Off: from, End: to}
 	f.punches++
-	f.moving += moving
-	err := f.punchRun(from, to, func() {
+	err := f.punchRun(from, to, moving, func() {
 		for _, b := range in {
 			freed += f.removePages(b, ^uint32(0))
 			b.loose, b.trim = 0, false
@@ -161,7 +160,6 @@ func (f *File) sweepRun(from, to int64) (freed int64, o outcome) {
 		f.settle()
 		freed += max(before-f.other, 0)
 	})
-	f.moving -= moving
 	f.punches--
 	f.sweep = nil
 	f.wakeAll()
@@ -172,15 +170,19 @@ func (f *File) sweepRun(from, to int64) (freed int64, o outcome) {
 	return freed, evicted
 }
 
-func (f *File) punchRun(from, to int64, done func()) error {
+// punchRun punches blocks of which so many pages are charged, and calls done
+// when that worked.
+func (f *File) punchRun(from, to, pages int64, done func()) error {
 	h, err := f.acquire(false)
 	if err != nil {
 		return err
 	}
 	defer f.release()
+	f.moving += pages
 	f.mu.Unlock()
 	err = h.PunchHole(from*BlockSize, (to-from)*BlockSize)
 	f.mu.Lock()
+	f.moving -= pages
 	if err == nil {
 		done()
 	}
