@@ -1,6 +1,9 @@
 package cache
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Pin keeps the blocks of [off, off+n) on disk until as many Unpins: they are
 // neither evicted nor punched. It pins bytes that are not present, too.
@@ -102,10 +105,23 @@ func (f *File) Sync() error {
 	if !f.exists {
 		return nil
 	}
+	err := f.sync()
+	if err != nil && !errors.Is(err, ErrClosed) {
+		err = fmt.Errorf("sync cache file %s: %w", f.path(), err)
+		f.forgetAll()
+		f.c.failed(err)
+	}
+	return err
+}
+
+// sync syncs the local file and, the first time, its directory. Called with mu
+// held, which it gives up meanwhile.
+func (f *File) sync() error {
 	h, err := f.acquire(false)
 	if err != nil {
 		return err
 	}
+	defer f.release()
 	newName := f.newName
 	f.newName, f.dirty = false, false
 	f.mu.Unlock()
@@ -115,14 +131,9 @@ func (f *File) Sync() error {
 	}
 	f.mu.Lock()
 	f.settle()
-	f.release()
-	if err == nil {
-		return nil
+	if err != nil {
+		f.newName, f.dirty = f.newName || newName, true
 	}
-	err = fmt.Errorf("sync cache file %s: %w", f.path(), err)
-	f.newName, f.dirty = f.newName || newName, true
-	f.forgetAll()
-	f.c.failed(err)
 	return err
 }
 
