@@ -222,6 +222,6 @@ func (j *Journal) recycle(freed []*file) error {
 	for _, f := range ready {
 		j.addSpare(f)
 	}
-	j.admit(false)
+	j.admit(nil)
 	return err
 }

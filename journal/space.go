@@ -63,7 +63,7 @@ func (j *Journal) Reserve(ctx context.Context, n int64, engine bool) (*Reservati
 	}
 	queue := j.queueOf(w)
 	*queue = append(*queue, w)
-	j.admit(false)
+	j.admit(nil)
 	j.mu.Unlock()
 	select {
 	case err := <-w.done:
@@ -74,7 +74,7 @@ func (j *Journal) Reserve(ctx context.Context, n int64, engine bool) (*Reservati
 	i := slices.Index(*queue, w)
 	if i >= 0 {
 		*queue = slices.Delete(*queue, i, i+1)
-		j.admit(false)
+		j.admit(nil)
 	}
 	j.mu.Unlock()
 	if i >= 0 {
@@ -106,7 +106,7 @@ func (r *Reservation) Release() {
 	r.j.mu.Lock()
 	defer r.j.mu.Unlock()
 	r.j.consume(r, r.left)
-	r.j.admit(false)
+	r.j.admit(nil)
 }
 
 // consume takes bytes out of a reservation; mu is held.
@@ -172,9 +172,9 @@ func (j *Journal) judge(w *waiter) verdict {
 func (j *Journal) freeable() bool { return len(j.files) > 1 || j.total > len(j.files)+len(j.spares) }
 
 // admit grants what can be granted, in order, and sees to what the first waiter
-// needs. noFile says that an attempt to make a file just failed for lack of
-// space. mu is held.
-func (j *Journal) admit(noFile bool) {
+// needs. noFile is the ErrNoSpace with which an attempt to make a file just
+// failed. mu is held.
+func (j *Journal) admit(noFile error) {
 	if j.state != stateStarted || j.broken != nil {
 		return
 	}
@@ -187,9 +187,9 @@ func (j *Journal) admit(noFile bool) {
 				s.reserved += w.need
 				s.largest = max(s.largest, w.need)
 				w.done <- nil
-			case v == makeFile && noFile && (j.o.NoSpaceFails || !j.freeable()):
-				w.done <- ErrNoSpace
-			case v == makeFile && !noFile:
+			case v == makeFile && noFile != nil && (j.o.NoSpaceFails || !j.freeable()):
+				w.done <- noFile
+			case v == makeFile && noFile == nil:
 				j.kick()
 				return
 			default:
@@ -263,7 +263,7 @@ func (j *Journal) prepareFailed(err error) bool {
 		return false
 	}
 	j.space.full = true
-	j.admit(true)
+	j.admit(err)
 	return len(j.space.engine)+len(j.space.ordinary) > 0
 }
 
@@ -291,7 +291,7 @@ func (j *Journal) addSpare(f *file) {
 		return
 	}
 	j.spares = append(j.spares, f)
-	j.admit(false)
+	j.admit(nil)
 }
 
 // diskError adds ErrNoSpace where that is what it is.
