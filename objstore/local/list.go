@@ -1,13 +1,12 @@
 package local
 
 import (
-	"cmp"
+	"container/heap"
 	"context"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/cisternfs/cistern/objstore"
@@ -43,31 +42,45 @@ type walk struct {
 // ends with a slash.
 type entry struct {
 	key   string
-	path  string
+	dir   string // the directory that holds it
+	name  string // in dir
 	isDir bool
+}
+
+// entries are a heap by key: a page needs only the smallest of a directory's.
+type entries []entry
+
+func (e entries) Len() int           { return len(e) }
+func (e entries) Less(i, j int) bool { return e[i].key < e[j].key }
+func (e entries) Swap(i, j int)      { e[i], e[j] = e[j], e[i] }
+func (e *entries) Push(x any)        { *e = append(*e, x.(entry)) }
+
+func (e *entries) Pop() any {
+	last := (*e)[len(*e)-1]
+	*e = (*e)[:len(*e)-1]
+	return last
 }
 
 // dir appends the keys in the directory at path, all of which begin with base,
 // and in those below it.
 func (w *walk) dir(path, base string) error {
-	entries, err := w.read(nil, path, base)
+	found, err := w.read(nil, path, base)
 	if err != nil {
 		return err
 	}
 	// No key of a directory x/ sorts between others of its parent, so that
-	// sorting by x/ sorts them all.
-	slices.SortFunc(entries, func(a, b entry) int { return cmp.Compare(a.key, b.key) })
-	for _, e := range entries {
-		if len(w.page) == w.limit {
-			return nil
-		}
+	// the order by x/ orders them all.
+	heap.Init(&found)
+	for len(found) > 0 && len(w.page) < w.limit {
+		e := heap.Pop(&found).(entry)
+		path := filepath.Join(e.dir, e.name)
 		if e.isDir {
-			if err := w.dir(e.path, e.key); err != nil {
+			if err := w.dir(path, e.key); err != nil {
 				return err
 			}
 			continue
 		}
-		st, err := os.Lstat(e.path)
+		st, err := os.Lstat(path)
 		if missing(err) {
 			continue // deleted since the directory was read
 		}
@@ -84,12 +97,12 @@ func (w *walk) dir(path, base string) error {
 // read appends the entries of one directory that can lead to wanted keys. The
 // pieces of long segments are read at once, since what they hold may sort
 // between other entries.
-func (w *walk) read(entries []entry, path, base string) ([]entry, error) {
+func (w *walk) read(found entries, path, base string) (entries, error) {
 	if err := w.ctx.Err(); err != nil {
 		return nil, err
 	}
-	names, err := os.ReadDir(path)
-	if err != nil && !missing(err) {
+	names, err := readDir(path)
+	if err != nil {
 		return nil, err
 	}
 	for _, d := range names {
@@ -98,25 +111,42 @@ func (w *walk) read(entries []entry, path, base string) ([]entry, error) {
 			continue
 		}
 		seg, k := parseName(d.Name(), isDir)
-		e := entry{key: base + seg, path: filepath.Join(path, d.Name()), isDir: isDir}
+		e := entry{key: base + seg, dir: path, name: d.Name(), isDir: isDir}
 		switch {
 		case k == foreign:
 		case k == object:
 			if e.key > w.after && strings.HasPrefix(e.key, w.prefix) {
-				entries = append(entries, e)
+				found = append(found, e)
 			}
 		case k == directory:
 			e.key += "/"
 			if w.wanted(e.key) {
-				entries = append(entries, e)
+				found = append(found, e)
 			}
 		case w.wanted(e.key):
-			if entries, err = w.read(entries, e.path, e.key); err != nil {
+			if found, err = w.read(found, filepath.Join(path, e.name), e.key); err != nil {
 				return nil, err
 			}
 		}
 	}
-	return entries, nil
+	return found, nil
+}
+
+// readDir returns what a directory holds, in no order; nothing when it is
+// missing.
+func readDir(path string) ([]fs.DirEntry, error) {
+	f, err := os.Open(path)
+	if missing(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	names, err := f.ReadDir(-1)
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	return names, err
 }
 
 // wanted says whether keys that begin with base can be part of the page.

@@ -49,7 +49,7 @@ func escape(seg string) (name string, n int) {
 	var b strings.Builder
 	for i := range len(seg) {
 		c := seg[i]
-		plain := c > ' '-1 && c < 0x7f && c != '%' && (c != '.' || i > 0)
+		plain := isPlain(c, i)
 		if plain && b.Len()+1 <= maxName {
 			b.WriteByte(c)
 		} else if !plain && b.Len()+3 <= maxName {
@@ -59,6 +59,11 @@ func escape(seg string) (name string, n int) {
 		}
 	}
 	return b.String(), len(seg)
+}
+
+// isPlain says whether the byte c at position i of a segment stands for itself.
+func isPlain(c byte, i int) bool {
+	return c >= ' ' && c < 0x7f && c != '%' && (c != '.' || i > 0)
 }
 
 // kind is what a name on disk stands for.
@@ -79,15 +84,8 @@ func parseName(name string, isDir bool) (seg string, k kind) {
 	if !isPiece {
 		body, marked = strings.CutSuffix(name, mark)
 	}
-	if body == emptySeg {
-		seg = ""
-	} else {
-		var ok bool
-		if seg, ok = unescape(body); !ok {
-			return "", foreign
-		}
-	}
-	if again, n := escape(seg); again != body || n != len(seg) {
+	seg, ok := unescape(body)
+	if !ok {
 		return "", foreign
 	}
 	switch {
@@ -102,8 +100,21 @@ func parseName(name string, isDir bool) (seg string, k kind) {
 	}
 }
 
-// unescape undoes escape.
-func unescape(name string) (string, bool) {
+// unescape undoes escape, for names that escape would have made.
+func unescape(name string) (seg string, ok bool) {
+	if name == emptySeg {
+		return "", true
+	}
+	if name == "" || len(name) > maxName {
+		return "", false
+	}
+	plain := true
+	for i := range len(name) {
+		plain = plain && isPlain(name[i], i)
+	}
+	if plain {
+		return name, true // most are, and a listing reads many
+	}
 	b := make([]byte, 0, len(name))
 	for i := 0; i < len(name); i++ {
 		c := name[i]
@@ -120,5 +131,6 @@ func unescape(name string) (string, bool) {
 		}
 		b = append(b, c)
 	}
-	return string(b), true
+	again, n := escape(string(b))
+	return string(b), again == name && n == len(b)
 }

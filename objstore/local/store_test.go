@@ -413,3 +413,111 @@ func FuzzNames_RoundTrip(f *testing.F) {
 		}
 	})
 }
+
+// countingContext ends at the n-th look at it.
+type countingContext struct {
+	context.Context
+	left int
+}
+
+func (c *countingContext) Err() error {
+	if c.left--; c.left < 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+// brokenBody fails after some bytes.
+type brokenBody struct {
+	*bytes.Reader
+	left int64
+}
+
+var errBody = errors.New("the body can't be read")
+
+func (b *brokenBody) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errBody
+	}
+	n, err := b.Reader.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
+}
+
+func TestStore_Put_EveryFailure_OldOrNew(t *testing.T) {
+	s := open(t)
+	size := 3*copyChunk + 1
+	old, body := strings.Repeat("o", 10), bytes.Repeat([]byte("n"), size)
+	for _, cond := range []objstore.Condition{{}, {IfAbsent: true}, {IfVersion: "set below"}} {
+		for n, done := 0, false; !done; n++ {
+			key := fmt.Sprintf("walk/%v/%d", cond.IfAbsent, n)
+			if !cond.IfAbsent {
+				v := mustPut(t, s, key, old)
+				if cond.IfVersion != "" {
+					cond.IfVersion = v
+				}
+			}
+			_, err := s.Put(&countingContext{t.Context(), n}, key, bytes.NewReader(body), int64(size), cond)
+			done = err == nil
+			if err != nil && !errors.Is(err, context.Canceled) {
+				t.Fatalf("%+v, look %d: %v", cond, n, err)
+			}
+			got, _, readErr := objstore.ReadAll(t.Context(), s, key, 64<<20)
+			switch {
+			case done && !bytes.Equal(got, body):
+				t.Fatalf("%+v: answered, but %d bytes are there (%v)", cond, len(got), readErr)
+			case !done && cond.IfAbsent && !errors.Is(readErr, objstore.ErrNotExist):
+				t.Fatalf("%+v, look %d: given up, but %d bytes are there (%v)", cond, n, len(got), readErr)
+			case !done && !cond.IfAbsent && string(got) != old:
+				t.Fatalf("%+v, look %d: given up, but %d bytes are there (%v)", cond, n, len(got), readErr)
+			}
+			if done && n < 4 {
+				t.Fatalf("%+v: looked at its context only %d times", cond, n)
+			}
+		}
+	}
+	for _, left := range []int64{0, 1, copyChunk, int64(size) - 1} {
+		_, err := s.Put(t.Context(), "broken", &brokenBody{bytes.NewReader(body), left}, int64(size), objstore.Condition{})
+		if !errors.Is(err, errBody) {
+			t.Errorf("body broken after %d bytes: %v", left, err)
+		}
+	}
+	if _, err := s.Head(t.Context(), "broken"); !errors.Is(err, objstore.ErrNotExist) {
+		t.Errorf("a broken body was stored: %v", err)
+	}
+}
+
+func BenchmarkStore_List_FlatDirectory(b *testing.B) {
+	s, err := Create(filepath.Join(b.TempDir(), "b"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	dir := filepath.Join(s.root, "objects")
+	if err := os.Mkdir(dir, 0o777); err != nil {
+		b.Fatal(err)
+	}
+	for i := range 50000 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%032d_0_5242880_data1~000.dir~001.dir~FILE000.cdf", i)), nil, 0o666); err != nil {
+			b.Fatal(err)
+		}
+	}
+	after := fmt.Sprintf("objects/%032d", 25000)
+	for b.Loop() {
+		if page, err := s.List(b.Context(), "objects/", after, 0); err != nil || len(page) != objstore.MaxList {
+			b.Fatal(len(page), err)
+		}
+	}
+}
+
+func BenchmarkStore_Put_4KiB(b *testing.B) {
+	s, err := Create(filepath.Join(b.TempDir(), "b"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	body := make([]byte, 4096)
+	for i := 0; b.Loop(); i++ {
+		if _, err := s.Put(b.Context(), fmt.Sprintf("commits/1/%d.json", i), bytes.NewReader(body), 4096, objstore.Condition{IfAbsent: true}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
