@@ -36,7 +36,7 @@ type commitDoc struct {
 }
 
 type slotDoc struct {
-	Inode  num        `json:"i"`
+	Inode  num        `json:"i,omitempty"`
 	Slot   uint32     `json:"n,omitempty"`
 	Remove bool       `json:"rm,omitempty"`
 	Base   *baseDoc   `json:"b,omitempty"`
@@ -77,7 +77,11 @@ func EncodeCommit(c *Commit) []byte {
 	}
 	w := newPatchWriter(c.Segments)
 	for i := range c.Slots {
-		d.Slots = append(d.Slots, newSlotDoc(&c.Slots[i], w))
+		s := newSlotDoc(&c.Slots[i], w)
+		if i > 0 && c.Slots[i].Inode == c.Slots[i-1].Inode {
+			s.Inode = 0
+		}
+		d.Slots = append(d.Slots, s)
 	}
 	d.Refs = w.extra
 	return sealDoc(d)
@@ -133,6 +137,9 @@ func DecodeCommit(body []byte) (*Commit, error) {
 		r.refs = append(r.refs, Ref{Volume: string(x.Volume), Key: string(x.Key)})
 	}
 	for i := range d.Slots {
+		if i > 0 && d.Slots[i].Inode == 0 {
+			d.Slots[i].Inode = d.Slots[i-1].Inode
+		}
 		s, err := d.Slots[i].change(r)
 		if err != nil {
 			return nil, damaged("commit "+c.String(), "slot %d of inode %d: %v", d.Slots[i].Slot, d.Slots[i].Inode, err)

@@ -24,8 +24,11 @@
 // In a commit a patch is an array of numbers:
 //
 //	[off, len]                       zeros
-//	[off, len, segment, segoff, sum] segment: index into "segs", then into "refs"
 //	[off, len, sum]                  goes on where the document's previous patch ended
+//	[off, len, sum, gap]             the same, after a gap of so many bytes
+//	[off, len, sum, segoff, segment] segment: index into "segs", then into "refs"
+//
+// and a slot without an inode belongs to the inode of the one before it.
 //
 // # Index
 //

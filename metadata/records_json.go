@@ -1,7 +1,6 @@
 package metadata
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 )
@@ -186,13 +185,13 @@ func (d totalsDoc) totals() Totals {
 // patchDoc is one patch as an array; see the package comment.
 type patchDoc []uint32
 
-// patchWriter and patchReader hold where the document's previous patch ended.
+// patchWriter and patchReader hold where the document's previous patch ended: at
+// first the start of its first segment.
 type patchWriter struct {
 	index map[Ref]uint32
 	extra []refDoc // segments that patches name and "segs" does not list
 	seg   uint32
 	end   uint64
-	any   bool
 }
 
 func newPatchWriter(segs []Segment) *patchWriter {
@@ -213,20 +212,23 @@ func (w *patchWriter) write(p *Patch) patchDoc {
 		w.index[p.Seg] = seg
 		w.extra = append(w.extra, refDoc{Key: text(p.Seg.Key), Volume: text(p.Seg.Volume)})
 	}
-	goesOn := w.any && w.seg == seg && w.end == uint64(p.SegOff)
-	w.any, w.seg, w.end = true, seg, uint64(p.SegOff)+uint64(p.Len)
-	if goesOn {
+	goesOn := w.seg == seg && w.end <= uint64(p.SegOff)
+	gap := uint64(p.SegOff) - w.end
+	w.seg, w.end = seg, uint64(p.SegOff)+uint64(p.Len)
+	switch {
+	case goesOn && gap == 0:
 		return patchDoc{p.Off, p.Len, p.Sum}
+	case goesOn:
+		return patchDoc{p.Off, p.Len, p.Sum, uint32(gap)}
 	}
-	return patchDoc{p.Off, p.Len, seg, p.SegOff, p.Sum}
+	return patchDoc{p.Off, p.Len, p.Sum, p.SegOff, seg}
 }
 
 type patchReader struct {
 	commit uint64
 	refs   []Ref
-	seg    int
+	seg    uint64
 	end    uint64
-	any    bool
 }
 
 func (r *patchReader) read(d patchDoc) (Patch, error) {
@@ -236,23 +238,17 @@ func (r *patchReader) read(d patchDoc) (Patch, error) {
 		p.Off, p.Len, p.Zero = d[0], d[1], true
 		return p, checkPatch(&p)
 	case 3:
-		if !r.any || r.end > math.MaxUint32 {
-			return p, fmt.Errorf("a patch goes on where no other ended")
-		}
-		p.Off, p.Len, p.SegOff, p.Sum = d[0], d[1], uint32(r.end), d[2]
+	case 4:
+		r.end += uint64(d[3])
 	case 5:
-		p.Off, p.Len, p.SegOff, p.Sum = d[0], d[1], d[3], d[4]
-		if int64(d[2]) >= int64(len(r.refs)) {
-			return p, fmt.Errorf("a patch lies in segment %d of %d", d[2], len(r.refs))
-		}
-		r.seg = int(d[2])
+		r.seg, r.end = uint64(d[4]), uint64(d[3])
 	default:
 		return p, fmt.Errorf("a patch has %d numbers", len(d))
 	}
-	p.Seg = r.refs[r.seg]
-	r.any, r.end = true, uint64(p.SegOff)+uint64(p.Len)
+	if r.seg >= uint64(len(r.refs)) || r.end > math.MaxUint32 {
+		return p, fmt.Errorf("a patch lies at %d in segment %d of %d", r.end, r.seg, len(r.refs))
+	}
+	p.Off, p.Len, p.Sum, p.SegOff, p.Seg = d[0], d[1], d[2], uint32(r.end), r.refs[r.seg]
+	r.end += uint64(p.Len)
 	return p, checkPatch(&p)
 }
-
-// MarshalJSON keeps the array on one line whatever its type.
-func (d patchDoc) MarshalJSON() ([]byte, error) { return json.Marshal([]uint32(d)) }

@@ -399,7 +399,9 @@ func (w *world) drop() {
 	for p := range w.slots[k].patches {
 		ch.Drop = append(ch.Drop, p)
 	}
-	slices.SortFunc(ch.Drop, func(a, b PatchKey) int { return comparePatches(Patch{Commit: a.Commit, Off: a.Off}, Patch{Commit: b.Commit, Off: b.Off}) })
+	slices.SortFunc(ch.Drop, func(a, b PatchKey) int {
+		return comparePatches(Patch{Commit: a.Commit, Off: a.Off}, Patch{Commit: b.Commit, Off: b.Off})
+	})
 	if len(ch.Drop) > 1 {
 		ch.Drop = ch.Drop[:len(ch.Drop)/2]
 	}
