@@ -56,10 +56,10 @@ func (d *descriptors) closeOne() bool {
 		if d.hand >= len(d.ring) {
 			d.hand = 0
 		}
-		f := d.ring[d.hand]
+		f, force := d.ring[d.hand], tries <= len(d.ring)
 		d.hand++
 		d.mu.Unlock()
-		closed := f.closeIdle(tries <= len(d.ring))
+		closed := f.closeIdle(force)
 		d.mu.Lock()
 		if closed {
 			return d.n < d.max
