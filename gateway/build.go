@@ -1,0 +1,640 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sort"
+	"sync"
+
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// builder makes a commit from the frozen layer: it uploads what changed and
+// fills in the document. It reads the index, which holds the predecessor's
+// state, and the frozen layer, which does not change.
+type builder struct {
+	v   *Volume
+	ctx context.Context
+	l   *layer
+	c   *metadata.Commit
+
+	seg     *segment
+	refs    map[string]int           // change of an object's references
+	bases   map[string]metadata.Base // of objects that lost references
+	live    map[string]int64         // change of a segment's live bytes
+	newSegs map[string]int           // index into c.Segments
+	folds   map[slotKey]*folded
+	unused  []string // keys of uploads that this commit does not name
+
+	group sync.WaitGroup
+	mu    sync.Mutex // guards the fields below
+	err   error
+	stop  context.CancelFunc
+}
+
+type slotKey struct {
+	ino  InodeID
+	slot uint32
+}
+
+// build uploads everything that the frozen layer and the additions need and
+// returns the finished document.
+func (v *Volume) build(ctx context.Context, l *layer, totals metadata.Totals) (*built, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	adds := v.commit.adds
+	b := &builder{
+		v: v, ctx: ctx, l: l, stop: cancel,
+		refs: map[string]int{}, bases: map[string]metadata.Base{}, live: map[string]int64{},
+		newSegs: map[string]int{}, folds: map[slotKey]*folded{},
+		c: &metadata.Commit{
+			CommitID: v.commit.next, Prev: v.head.Hash, FirstLSN: uint64(l.first), LastLSN: max(uint64(l.last), v.head.LastLSN),
+			Time: max(v.clock(), v.head.Time), Writer: v.opt.Owner.Host, Reign: v.owner.current(),
+			Manifest: v.head.Manifest, Settings: l.settings, Totals: totals,
+		},
+	}
+	if b.c.FirstLSN == 0 {
+		b.c.FirstLSN = b.c.LastLSN
+	}
+	err := b.run(&adds)
+	b.group.Wait()
+	b.mu.Lock()
+	if b.err != nil {
+		err = b.err
+	}
+	b.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	body := metadata.EncodeCommit(b.c)
+	v.commit.adds = additions{}
+	return &built{c: b.c, body: body, hash: metadata.Hash(body), adds: adds, unused: b.unused}, nil
+}
+
+func (b *builder) run(adds *additions) error {
+	for _, f := range adds.folds {
+		b.folds[slotKey{f.ino, f.slot}] = f
+	}
+	if err := b.inodes(); err != nil {
+		return err
+	}
+	if err := b.names(); err != nil {
+		return err
+	}
+	if err := b.files(); err != nil {
+		return err
+	}
+	if err := b.foldsAlone(); err != nil {
+		return err
+	}
+	b.flush()
+	if err := b.orphans(); err != nil {
+		return err
+	}
+	if err := b.account(); err != nil {
+		return err
+	}
+	return b.collection(adds)
+}
+
+// inodes lists changed and freed inodes; a freed one's slots go.
+func (b *builder) inodes() error {
+	for _, ino := range sortedKeys(b.l.inodes) {
+		n := b.l.inodes[ino]
+		if n != nil {
+			b.c.Inodes = append(b.c.Inodes, *n)
+			continue
+		}
+		if _, err := b.v.index.Inode(ino); errors.Is(err, metadata.ErrNotExist) {
+			continue // made and freed between two commits
+		} else if err != nil {
+			return fmt.Errorf("inode %d: %w", ino, err)
+		}
+		b.c.Gone = append(b.c.Gone, ino)
+		err := b.v.index.Slots(ino, 0, func(no uint32, s *metadata.Slot) bool {
+			b.dropSlot(s)
+			b.c.Slots = append(b.c.Slots, metadata.SlotChange{Inode: ino, Slot: no, Remove: true})
+			return true
+		})
+		if err != nil {
+			return fmt.Errorf("slots of inode %d: %w", ino, err)
+		}
+	}
+	return nil
+}
+
+func (b *builder) names() error {
+	for _, parent := range sortedKeys(b.l.dirs) {
+		dir := b.l.dirs[parent]
+		for _, name := range sortedKeys(dir.byName) {
+			e := dir.byName[name]
+			old, err := b.v.index.Lookup(parent, name)
+			missing := errors.Is(err, metadata.ErrNotExist)
+			if err != nil && !missing {
+				return fmt.Errorf("name %q in directory %d: %w", name, parent, err)
+			}
+			switch {
+			case e == nil && missing:
+			case e == nil:
+				b.c.Names = append(b.c.Names, metadata.NameChange{Dentry: metadata.Dentry{Parent: parent, Name: name, Cookie: old.Cookie}})
+			default:
+				b.c.Names = append(b.c.Names, metadata.NameChange{Dentry: *e, OldCookie: old.Cookie})
+			}
+		}
+	}
+	return nil
+}
+
+func (b *builder) orphans() error {
+	was := map[InodeID]bool{}
+	err := b.v.index.Orphans(func(ino InodeID) bool {
+		if _, ok := b.l.orphans[ino]; ok {
+			was[ino] = true
+		}
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("orphans: %w", err)
+	}
+	for _, ino := range sortedKeys(b.l.orphans) {
+		switch joined := b.l.orphans[ino]; {
+		case joined && !was[ino]:
+			b.c.Orphans = append(b.c.Orphans, ino)
+		case !joined && was[ino]:
+			b.c.NoOrphans = append(b.c.NoOrphans, ino)
+		}
+	}
+	return nil
+}
+
+// files turns the layer's pieces into objects and patches, slot by slot.
+func (b *builder) files() error {
+	for _, ino := range sortedKeys(b.l.files) {
+		n := b.l.inodes[ino]
+		if n == nil {
+			continue // freed
+		}
+		if err := b.file(n); err != nil {
+			return err
+		}
+		if err := b.failed(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *builder) failed() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.err
+}
+
+// file gathers an inode's pieces by slot.
+func (b *builder) file(n *Inode) error {
+	size := b.v.objectSize
+	var err error
+	var pending []span
+	no := int64(-1)
+	flush := func() {
+		if len(pending) > 0 && err == nil {
+			err = b.slot(n, uint32(no), pending)
+		}
+		pending = pending[:0]
+	}
+	b.l.files[n.ID].Visit(0, wholeFile, func(off, end int64, p piece) bool {
+		for off < end && err == nil {
+			if off/size != no {
+				flush()
+				no = off / size
+			}
+			slotEnd := (no + 1) * size
+			if p.kind == pieceZero && end > slotEnd {
+				pending = append(pending, span{off: off, end: slotEnd, piece: p})
+				flush()
+				if err == nil {
+					err = b.zeroSlots(n, uint32(no+1), end)
+				}
+				off = max(slotEnd, end/size*size)
+				if end == wholeFile {
+					return false
+				}
+				no = -1
+				continue
+			}
+			e := min(end, slotEnd)
+			pending = append(pending, span{off: off, end: e, piece: p})
+			if p.kind == pieceData {
+				p.off += e - off
+			}
+			off = e
+		}
+		return err == nil
+	})
+	flush()
+	return err
+}
+
+// zeroSlots removes the committed slots from the given one on that end at or
+// before end: all of them are zeros now.
+func (b *builder) zeroSlots(n *Inode, from uint32, end int64) error {
+	err := b.v.index.Slots(n.ID, from, func(no uint32, s *metadata.Slot) bool {
+		if end != wholeFile && (int64(no)+1)*b.v.objectSize > end {
+			return false
+		}
+		b.removeSlot(n.ID, no, s)
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("slots of inode %d: %w", n.ID, err)
+	}
+	return nil
+}
+
+func (b *builder) removeSlot(ino InodeID, no uint32, s *metadata.Slot) {
+	b.discardFold(slotKey{ino, no})
+	b.dropSlot(s)
+	b.c.Slots = append(b.c.Slots, metadata.SlotChange{Inode: ino, Slot: no, Remove: true})
+}
+
+// slot builds one slot's change from its pieces, which ascend and do not
+// overlap.
+func (b *builder) slot(n *Inode, no uint32, pieces []span) error {
+	old, err := b.v.index.Slot(n.ID, no)
+	if err != nil {
+		return fmt.Errorf("slot %d of inode %d: %w", no, n.ID, err)
+	}
+	start := int64(no) * b.v.objectSize
+	whole := min(b.v.objectSize, max(n.Size, n.Staged)-start)
+	if contiguous(pieces, start, start+whole) && (whole == b.v.objectSize || whole >= minOwnObject) {
+		return b.wholeSlot(n, no, old, pieces, whole)
+	}
+	if !hasData(pieces) {
+		if old == nil {
+			return nil // zeros over nothing
+		}
+		if b.emptied(start, old, pieces) {
+			b.removeSlot(n.ID, no, old)
+			return nil
+		}
+	}
+	base := old
+	ch := metadata.SlotChange{Inode: n.ID, Slot: no}
+	if f := b.takeFold(slotKey{n.ID, no}, old); f != nil {
+		b.useFold(&ch, f, old)
+		base = f.after(old)
+	}
+	if ch.Add, err = b.patches(n.ID, start, base, pieces); err != nil {
+		return err
+	}
+	b.supersede(&ch, base)
+	b.c.Slots = append(b.c.Slots, ch)
+	return nil
+}
+
+// emptied says whether zeros leave nothing of a slot.
+func (b *builder) emptied(start int64, old *metadata.Slot, zeros []span) bool {
+	var add []metadata.Patch
+	for _, s := range zeros {
+		if p, ok := zeroPatch(old, b.c.N, uint32(s.off-start), uint32(s.end-start)); ok {
+			add = append(add, p)
+		}
+	}
+	after := old.With(metadata.SlotChange{Add: add})
+	return after == nil || after.Coverage(0, after.End()) == 0
+}
+
+func hasData(pieces []span) bool {
+	for _, s := range pieces {
+		if s.piece.kind != pieceZero {
+			return true
+		}
+	}
+	return false
+}
+
+// contiguous says whether pieces hold data for every byte of [off, end) and
+// nothing else.
+func contiguous(pieces []span, off, end int64) bool {
+	for _, s := range pieces {
+		if s.piece.kind == pieceZero {
+			if s.off >= end {
+				continue // behind the end of the file
+			}
+			return false
+		}
+		if s.off != off {
+			return false
+		}
+		off = s.end
+	}
+	return off >= end
+}
+
+// wholeSlot makes a slot whose every byte is new an object of its own.
+func (b *builder) wholeSlot(n *Inode, no uint32, old *metadata.Slot, pieces []span, length int64) error {
+	b.discardFold(slotKey{n.ID, no})
+	held, err := b.v.uploads.take(b.ctx, length)
+	if err != nil {
+		return ErrInterrupted
+	}
+	buf := make([]byte, 0, length)
+	for _, s := range pieces {
+		if s.piece.kind != pieceZero {
+			if buf, err = b.bytes(n.ID, s, buf); err != nil {
+				b.v.uploads.give(held)
+				return err
+			}
+		}
+	}
+	base, err := b.v.newBase(buf, b.c.CommitID, int64(no)*b.v.objectSize, b.v.nodes.path(n.ID))
+	if err != nil {
+		b.v.uploads.give(held)
+		return err
+	}
+	b.c.Objects = append(b.c.Objects, metadata.Object{Key: base.Key, Size: int64(len(buf)), Sum: checksum(buf)})
+	b.upload(base.Key, buf, held)
+	if old != nil {
+		b.dropSlot(old)
+	}
+	ch := metadata.SlotChange{Inode: n.ID, Slot: no, Base: base, DropThrough: b.c.N - 1}
+	if old == nil || len(old.Patches) == 0 {
+		ch.DropThrough = 0
+	}
+	b.c.Slots = append(b.c.Slots, ch)
+	return nil
+}
+
+// newBase names an object for a slot's bytes.
+func (v *Volume) newBase(buf []byte, id metadata.CommitID, off int64, path string) (*metadata.Base, error) {
+	var random [10]byte
+	if _, err := io.ReadFull(v.opt.Rand, random[:]); err != nil {
+		return nil, fmt.Errorf("random numbers: %w", err)
+	}
+	key := metadata.ObjectKey(metadata.ObjectUUID(id.Epoch, random), off, int64(len(buf)), path)
+	return &metadata.Base{Ref: metadata.Ref{Key: key}, Len: uint32(len(buf)), Birth: id.N, Sums: blockSums(buf)}, nil
+}
+
+// bytes appends a piece's bytes to buf, verified.
+func (b *builder) bytes(ino InodeID, s span, buf []byte) ([]byte, error) {
+	n := len(buf)
+	switch s.piece.kind {
+	case pieceData:
+		buf = append(buf, make([]byte, s.len())...)
+		if err := b.v.readJournal(s.piece, buf[n:]); err != nil {
+			return nil, fmt.Errorf("bytes %d to %d of inode %d: %w", s.off, s.end, ino, err)
+		}
+	case pieceRef:
+		data, err := b.v.readReference(s.piece.ref, ino, s.off, s.end)
+		if err != nil {
+			return nil, err
+		}
+		buf = append(buf, data...)
+	default:
+		panic("gateway: a piece without bytes is to be uploaded")
+	}
+	return buf, nil
+}
+
+// patches packs a slot's pieces into the current segment. Zeros are noted only
+// where the slot has something that they cover.
+func (b *builder) patches(ino InodeID, start int64, old *metadata.Slot, pieces []span) ([]metadata.Patch, error) {
+	var out []metadata.Patch
+	for i := 0; i < len(pieces); {
+		s := pieces[i]
+		if s.piece.kind == pieceZero {
+			if p, ok := zeroPatch(old, b.c.N, uint32(s.off-start), uint32(s.end-start)); ok {
+				out = append(out, p)
+			}
+			i++
+			continue
+		}
+		j := i + 1
+		for j < len(pieces) && pieces[j].piece.kind != pieceZero && pieces[j].off == pieces[j-1].end {
+			j++
+		}
+		run, err := b.extents(ino, start, pieces[i:j])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, run...)
+		i = j
+	}
+	return out, nil
+}
+
+// zeroPatch covers what a slot has in [off, end) with zeros.
+func zeroPatch(old *metadata.Slot, n uint64, off, end uint32) (metadata.Patch, bool) {
+	if old == nil {
+		return metadata.Patch{}, false
+	}
+	end = min(end, old.End())
+	if off >= end || old.Coverage(off, end-off) == 0 {
+		return metadata.Patch{}, false
+	}
+	return metadata.Patch{Commit: n, Off: off, Len: end - off, Zero: true}, true
+}
+
+// extents stores adjoining pieces as extents that end at block boundaries.
+func (b *builder) extents(ino InodeID, start int64, pieces []span) ([]metadata.Patch, error) {
+	var out []metadata.Patch
+	var buf []byte
+	var err error
+	at := pieces[0].off
+	emit := func(upTo int64) error {
+		for at < upTo {
+			end := min(upTo, start+((at-start)/metadata.BlockSize+1)*metadata.BlockSize)
+			p, err := b.extent(buf[:end-at])
+			if err != nil {
+				return err
+			}
+			p.Off = uint32(at - start)
+			out = append(out, p)
+			buf = buf[end-at:]
+			at = end
+		}
+		return nil
+	}
+	for _, s := range pieces {
+		if buf, err = b.bytes(ino, s, buf); err != nil {
+			return nil, err
+		}
+		if err := emit(start + (s.end-start)/metadata.BlockSize*metadata.BlockSize); err != nil {
+			return nil, err
+		}
+	}
+	return out, emit(pieces[len(pieces)-1].end)
+}
+
+// supersede drops older patches that new ones cover wholly.
+func (b *builder) supersede(ch *metadata.SlotChange, base *metadata.Slot) {
+	if base == nil {
+		return
+	}
+	for i := range base.Patches {
+		p := &base.Patches[i]
+		if coveredBy(ch.Add, p.Off, p.Off+p.Len) {
+			ch.Drop = append(ch.Drop, p.Key())
+			b.dropPatch(p)
+		}
+	}
+}
+
+// coveredBy says whether ascending patches cover [off, end).
+func coveredBy(patches []metadata.Patch, off, end uint32) bool {
+	i := sort.Search(len(patches), func(i int) bool { return patches[i].Off+patches[i].Len > off })
+	for ; i < len(patches) && patches[i].Off <= off; i++ {
+		off = patches[i].Off + patches[i].Len
+		if off >= end {
+			return true
+		}
+	}
+	return off >= end
+}
+
+// dropSlot takes everything that a slot refers to off the books.
+func (b *builder) dropSlot(s *metadata.Slot) {
+	if s == nil {
+		return
+	}
+	if s.Base != nil {
+		b.refs[s.Base.Key]--
+		b.bases[s.Base.Key] = *s.Base
+	}
+	for i := range s.Patches {
+		b.dropPatch(&s.Patches[i])
+	}
+}
+
+func (b *builder) dropPatch(p *metadata.Patch) {
+	if !p.Zero {
+		b.live[p.Seg.Key] -= int64(p.Len)
+	}
+}
+
+// account turns the changes of the books into absolute numbers and deaths.
+func (b *builder) account() error {
+	for _, key := range sortedKeys(b.refs) {
+		if b.refs[key] == 0 {
+			continue
+		}
+		was, err := b.v.index.RefCount(key)
+		if err != nil {
+			return fmt.Errorf("references to %s: %w", key, err)
+		}
+		now := int(was) + b.refs[key]
+		if now < 0 {
+			return fmt.Errorf("%w: object %s has %d references", ErrDamaged, key, now)
+		}
+		if now == 0 {
+			base := b.bases[key]
+			b.die(key, int64(base.Len), base.Birth)
+		}
+		if now > 1 || was > 1 {
+			b.c.Refs = append(b.c.Refs, metadata.RefCount{Key: key, Count: uint32(now)})
+		}
+	}
+	for _, key := range sortedKeys(b.live) {
+		if i, ok := b.newSegs[key]; ok {
+			b.c.Segments[i].Live = b.live[key]
+			continue
+		}
+		if b.live[key] == 0 {
+			continue
+		}
+		s, err := b.v.index.Segment(key)
+		if err != nil {
+			return fmt.Errorf("segment %s: %w", key, err)
+		}
+		s.Live += b.live[key]
+		if s.Live < 0 {
+			return fmt.Errorf("%w: segment %s has %d live bytes", ErrDamaged, key, s.Live)
+		}
+		if s.Live == 0 {
+			b.die(key, s.Size, s.Birth)
+		}
+		b.c.Live = append(b.c.Live, s)
+	}
+	return nil
+}
+
+func (b *builder) die(key string, size int64, birth uint64) {
+	b.c.Dead = append(b.c.Dead, metadata.Dead{Key: key, Size: size, Birth: birth, Death: b.c.N, Time: b.c.Time})
+}
+
+// segment is one being filled.
+type segment struct {
+	key  string
+	buf  []byte
+	held int64
+}
+
+// extent appends an extent to the current segment and returns its patch.
+func (b *builder) extent(p []byte) (metadata.Patch, error) {
+	if b.seg != nil && len(b.seg.buf)+len(p) > segmentTarget {
+		b.flush()
+	}
+	if b.seg == nil {
+		held, err := b.v.uploads.take(b.ctx, segmentTarget)
+		if err != nil {
+			return metadata.Patch{}, ErrInterrupted
+		}
+		random, err := b.v.randomHex(6)
+		if err != nil {
+			b.v.uploads.give(held)
+			return metadata.Patch{}, err
+		}
+		key := metadata.SegmentKey(b.c.Epoch, b.c.FirstLSN, b.c.LastLSN, random)
+		b.seg = &segment{key: key, held: held}
+		b.newSegs[key] = -1
+	}
+	s := b.seg
+	out := metadata.Patch{Commit: b.c.N, Len: uint32(len(p)), Seg: metadata.Ref{Key: s.key}, SegOff: uint32(len(s.buf)), Sum: checksum(p)}
+	s.buf = append(s.buf, p...)
+	b.live[s.key] += int64(len(p))
+	return out, nil
+}
+
+// flush uploads the current segment.
+func (b *builder) flush() {
+	s := b.seg
+	b.seg = nil
+	if s == nil {
+		return
+	}
+	b.newSegs[s.key] = len(b.c.Segments)
+	b.c.Segments = append(b.c.Segments, metadata.Segment{Key: s.key, Size: int64(len(s.buf)), Live: int64(len(s.buf)), Birth: b.c.N, Sum: checksum(s.buf)})
+	b.upload(s.key, s.buf, s.held)
+}
+
+// upload stores a body in the background; the budget that it holds bounds how
+// many there are.
+func (b *builder) upload(key string, body []byte, held int64) {
+	b.group.Add(1)
+	go func() {
+		defer b.group.Done()
+		defer b.v.uploads.give(held)
+		err := b.v.persist(b.ctx, key, body)
+		if err != nil {
+			b.mu.Lock()
+			if b.err == nil {
+				b.err = err
+				b.stop()
+			}
+			b.mu.Unlock()
+		}
+	}()
+}
+
+// sortedKeys gives a map's keys in order, so that a commit's bytes depend on
+// the state alone.
+func sortedKeys[K interface{ ~uint64 | ~string }, V any](m map[K]V) []K {
+	keys := make([]K, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	sort.Slice(keys, func(i, j int) bool { return keys[i] < keys[j] })
+	return keys
+}

@@ -1,0 +1,128 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// ErrUncommitted: the volume was closed with changes that are only in the local
+// journal. They are safe there and go to the bucket at the next mount with the
+// same state directory.
+var ErrUncommitted = errors.New("changes are only in the local journal")
+
+// stallTime is how long Close waits without any progress.
+const stallTime = 10 * time.Second
+
+func (v *Volume) startBackground() {
+	if v.opt.Manual {
+		return
+	}
+	run := []func(){v.runCommits, v.runSync, v.runLease, v.runFolds, v.runManifests, v.runCollect}
+	for range readAheadWorkers {
+		run = append(run, v.runReadAhead)
+	}
+	for _, f := range run {
+		v.group.Add(1)
+		go f()
+	}
+}
+
+// Close commits everything, releases the lease and lets the state directory
+// go. It waits as long as commits make progress; after 10 s without any, or
+// when ctx ends, it leaves the rest in the journal, keeps the lease unreleased
+// and returns ErrUncommitted. No other method may run any more.
+func (v *Volume) Close(ctx context.Context) error {
+	if v.closed.Swap(true) {
+		return ErrClosed
+	}
+	err := v.Stopped()
+	if err == nil {
+		err = v.drain(ctx)
+	}
+	v.endBackground()
+	if err == nil {
+		lctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stallTime)
+		err = v.writeLease(lctx, true)
+		cancel()
+	}
+	return errors.Join(err, v.closeLocal())
+}
+
+// drain commits until nothing is left.
+func (v *Volume) drain(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := v.Commit(ctx)
+		for err == nil && !v.clean() {
+			_, err = v.Commit(ctx)
+		}
+		done <- err
+	}()
+	last, since := v.stat.progress(), time.Now()
+	tick := time.NewTicker(stallTime / 20)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-done:
+			if err != nil && v.Stopped() == nil {
+				return fmt.Errorf("%w: %d bytes: %w", ErrUncommitted, v.dirtyBytes(), err)
+			}
+			return err
+		case <-tick.C:
+			if now := v.stat.progress(); now != last {
+				last, since = now, time.Now()
+			} else if time.Since(since) >= stallTime {
+				cancel()
+			}
+		}
+	}
+}
+
+// Abandon ends everything at once without committing, as if the process were
+// killed; what is in the journal stays there.
+func (v *Volume) Abandon() error {
+	if v.closed.Swap(true) {
+		return ErrClosed
+	}
+	v.endBackground()
+	return v.closeLocal()
+}
+
+func (v *Volume) endBackground() {
+	close(v.quit)
+	v.cancel()
+	v.group.Wait()
+}
+
+// closeLocal closes what open opened.
+func (v *Volume) closeLocal() error {
+	var errs []error
+	if v.journal != nil {
+		errs = append(errs, v.journal.Close())
+	}
+	if v.cache != nil {
+		errs = append(errs, v.cache.Close())
+	}
+	if v.kv != nil {
+		errs = append(errs, v.kv.Close())
+	}
+	if v.stateLk != nil {
+		errs = append(errs, v.stateLk.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// dirtyBytes are the bytes of data that are not committed.
+func (v *Volume) dirtyBytes() int64 {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	n := v.active.data
+	if v.frozen != nil {
+		n += v.frozen.data
+	}
+	return n
+}

@@ -1,0 +1,366 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"time"
+
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// CollectPolicy says when dead things are deleted from the bucket.
+type CollectPolicy struct {
+	Every time.Duration // between rounds in the background; default 10 minutes
+	Batch int           // things condemned by one commit; default 5000
+	// OrphanAge is how old an unreferenced object of one's own epoch must be to
+	// be deleted; default 24 h.
+	OrphanAge time.Duration
+}
+
+func (p *CollectPolicy) setDefaults() {
+	if p.Every == 0 {
+		p.Every = 10 * time.Minute
+	}
+	if p.Batch == 0 {
+		p.Batch = 5000
+	}
+	if p.OrphanAge == 0 {
+		p.OrphanAge = 24 * time.Hour
+	}
+}
+
+// Collected reports what a collection deleted, or would delete.
+type Collected struct {
+	Things  int      `json:"things"`
+	Bytes   int64    `json:"bytes"`
+	Kept    int      `json:"kept"` // dead, but pinned or within the retention
+	Orphans int      `json:"orphans"`
+	Keys    []string `json:"keys,omitempty"` // of a dry run, the first thousand
+}
+
+func (c *Collected) add(key string, size int64, dry bool) {
+	c.Things++
+	c.Bytes += size
+	if dry && len(c.Keys) < 1000 {
+		c.Keys = append(c.Keys, key)
+	}
+}
+
+// pins reads all pins. One that can't be read is an error: nothing may be
+// deleted while it is unknown what it keeps.
+func (v *Volume) pins(ctx context.Context) ([]metadata.Pin, error) {
+	var pins []metadata.Pin
+	err := objstore.ListAll(ctx, v.store, metadata.PinPrefix, "", func(i objstore.Info) error {
+		body, _, err := objstore.ReadAll(ctx, v.store, i.Key, 1<<20)
+		if errors.Is(err, objstore.ErrNotExist) {
+			return nil // taken away meanwhile
+		}
+		if err != nil {
+			return storeError("read pin "+i.Key, err)
+		}
+		p, err := metadata.DecodePin(body)
+		if err != nil {
+			return documentError(i.Key, err)
+		}
+		pins = append(pins, *p)
+		return nil
+	})
+	if err != nil && !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewerFormat) {
+		return nil, storeError("list pins", err)
+	}
+	return pins, err
+}
+
+// pinned says whether a pin keeps a dead thing.
+func pinned(pins []metadata.Pin, d *metadata.Dead, now int64) bool {
+	for i := range pins {
+		p := &pins[i]
+		if p.Expiry != 0 && p.Expiry < now {
+			continue
+		}
+		if d.Birth <= p.Commit.N && p.Commit.N < d.Death {
+			return true
+		}
+	}
+	return false
+}
+
+// Collect deletes dead things that no pin and no retained commit needs: a
+// commit condemns them, pins are read again, a commit takes back what one
+// needs, the rest is deleted, and a commit forgets it. With dryRun it only
+// reports. A collection that was interrupted goes on where it was.
+func (v *Volume) Collect(ctx context.Context, dryRun bool) (Collected, error) {
+	var out Collected
+	pins, err := v.pins(ctx)
+	if err != nil {
+		return out, err
+	}
+	now := v.clock()
+	v.mu.RLock()
+	retention := v.settings.RetentionSec * int64(time.Second)
+	v.mu.RUnlock()
+	var fresh, condemned []metadata.Dead
+	err = v.index.DeadThings(func(d metadata.Dead) bool {
+		switch {
+		case d.State == metadata.DeadCondemned:
+			condemned = append(condemned, d)
+		case now-d.Time < retention || pinned(pins, &d, now):
+			out.Kept++
+		case len(fresh) < v.opt.Collect.Batch:
+			fresh = append(fresh, d)
+		}
+		return true
+	})
+	if err != nil {
+		return out, fmt.Errorf("dead things: %w", err)
+	}
+	if dryRun {
+		for _, d := range append(condemned, fresh...) {
+			out.add(d.Key, d.Size, true)
+		}
+		return out, nil
+	}
+	if len(fresh) > 0 {
+		add := additions{}
+		for _, d := range fresh {
+			add.condemned = append(add.condemned, d.Key)
+			add.horizon = max(add.horizon, d.Death)
+		}
+		if err := v.commitWith(ctx, add); err != nil {
+			return out, err
+		}
+		condemned = append(condemned, fresh...)
+	}
+	if len(condemned) == 0 {
+		return out, nil
+	}
+	return out, v.deleteCondemned(ctx, condemned, &out)
+}
+
+// deleteCondemned takes back what a pin needs after all and deletes the rest.
+func (v *Volume) deleteCondemned(ctx context.Context, condemned []metadata.Dead, out *Collected) error {
+	pins, err := v.pins(ctx)
+	if err != nil {
+		return err
+	}
+	var back []string
+	var gone []metadata.Dead
+	for _, d := range condemned {
+		// A pin counts at least as long as its commit was within the retention:
+		// what is condemned has passed that.
+		if pinned(pins, &d, v.clock()) {
+			back = append(back, d.Key)
+			out.Kept++
+		} else {
+			gone = append(gone, d)
+		}
+	}
+	if len(back) > 0 {
+		if err := v.commitWith(ctx, additions{takenBack: back}); err != nil {
+			return err
+		}
+	}
+	if err := v.Stopped(); err != nil {
+		return err
+	}
+	err = v.inParallel(ctx, len(gone), func(ctx context.Context, i int) error {
+		if err := v.store.Delete(ctx, gone[i].Key); err != nil {
+			return storeError("delete "+gone[i].Key, err)
+		}
+		return nil
+	})
+	if err != nil || len(gone) == 0 {
+		return err
+	}
+	keys := make([]string, len(gone))
+	for i, d := range gone {
+		keys[i] = d.Key
+		out.add(d.Key, d.Size, false)
+	}
+	v.stat.collected.Add(int64(len(gone)))
+	return v.commitWith(ctx, additions{collected: keys})
+}
+
+// commitWith puts additions into a commit and waits until it is applied.
+func (v *Volume) commitWith(ctx context.Context, add additions) error {
+	select {
+	case <-v.commit.run:
+	case <-ctx.Done():
+		return ErrInterrupted
+	}
+	defer func() { v.commit.run <- struct{}{} }()
+	// A commit that is under way does not have them: it goes first.
+	for v.commit.done != nil || v.hasFrozen() {
+		if err := v.commitOnce(ctx); err != nil {
+			return err
+		}
+	}
+	a := &v.commit.adds
+	a.condemned = append(a.condemned, add.condemned...)
+	a.takenBack = append(a.takenBack, add.takenBack...)
+	a.collected = append(a.collected, add.collected...)
+	a.horizon = max(a.horizon, add.horizon)
+	return v.commitOnce(ctx)
+}
+
+func (v *Volume) hasFrozen() bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.frozen != nil
+}
+
+// collection puts the additions of background work into the document.
+func (b *builder) collection(adds *additions) error {
+	b.c.Condemned, b.c.TakenBack, b.c.Collected = adds.condemned, adds.takenBack, adds.collected
+	b.c.Horizon = adds.horizon
+	if m := adds.manifest; m != nil {
+		b.c.Manifest = m.m.CommitID
+		for _, d := range m.dead {
+			d.Death, d.Time = b.c.N, b.c.Time
+			b.c.Dead = append(b.c.Dead, d)
+		}
+	}
+	return nil
+}
+
+// afterCommit settles what a commit means for background work. Runs under the
+// token.
+func (v *Volume) afterCommit(b *built) {
+	v.mu.Lock()
+	if b.adds.manifest != nil {
+		v.sinceManifest.commits, v.sinceManifest.bytes = 0, 0
+	}
+	v.sinceManifest.commits++
+	v.sinceManifest.bytes += int64(len(b.body))
+	v.mu.Unlock()
+	now := time.Now()
+	for i := range b.c.Slots {
+		k := slotKey{b.c.Slots[i].Inode, b.c.Slots[i].Slot}
+		s, err := v.index.Slot(k.ino, k.slot)
+		if err == nil {
+			v.folds.set(k, s, now)
+		}
+	}
+	for _, key := range b.unused {
+		if err := v.store.Delete(v.ctx, key); err != nil {
+			v.log.Debug("an unused upload stays until the orphan scan", "key", key, "error", err)
+		}
+	}
+}
+
+// CollectOrphans deletes objects and segments that nothing refers to: those of
+// sealed epochs, and of one's own those older than the policy's age. They are
+// left by writers that ended between an upload and its commit.
+func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, error) {
+	var out Collected
+	// Listed before the references are read: what is uploaded later is not in
+	// the list, and what is in the list of a sealed epoch gets no new reference.
+	type thing struct {
+		key  string
+		size int64
+	}
+	var list []thing
+	for _, prefix := range []string{metadata.ObjectPrefix, metadata.SegmentPrefix} {
+		epochOf := metadata.ObjectEpoch
+		if prefix == metadata.SegmentPrefix {
+			epochOf = metadata.SegmentEpoch
+		}
+		err := objstore.ListAll(ctx, v.store, prefix, "", func(i objstore.Info) error {
+			epoch, ok := epochOf(i.Key)
+			old := v.opt.Now().Sub(i.Modified) > v.opt.Collect.OrphanAge
+			if ok && epoch < v.lease.doc.Epoch || ok && old && epoch == v.lease.doc.Epoch {
+				list = append(list, thing{i.Key, i.Size})
+			}
+			return nil
+		})
+		if err != nil {
+			return out, storeError("list "+prefix, err)
+		}
+	}
+	if len(list) == 0 {
+		return out, nil
+	}
+	// Everything that is uploaded by now and will be referred to is committed
+	// by this, or of this epoch and young.
+	if _, err := v.Commit(ctx); err != nil {
+		return out, err
+	}
+	known, err := v.referenced()
+	if err != nil {
+		return out, err
+	}
+	for _, t := range list {
+		if known.has(t.key) {
+			continue
+		}
+		if err := v.Stopped(); err != nil {
+			return out, err
+		}
+		if !dryRun {
+			if err := v.store.Delete(ctx, t.key); err != nil {
+				return out, storeError("delete "+t.key, err)
+			}
+		}
+		out.Orphans++
+		out.add(t.key, t.size, dryRun)
+	}
+	return out, nil
+}
+
+// keySet is a set of keys by their hash. A collision keeps an orphan; it never
+// deletes what is referred to.
+type keySet struct {
+	seed maphash.Seed
+	m    map[uint64]struct{}
+}
+
+func (s *keySet) add(key string)      { s.m[maphash.String(s.seed, key)] = struct{}{} }
+func (s *keySet) has(key string) bool { _, ok := s.m[maphash.String(s.seed, key)]; return ok }
+
+// referenced returns every key that the current state or a retained or pinned
+// one refers to: what died stays listed until it is collected.
+func (v *Volume) referenced() (*keySet, error) {
+	set := &keySet{seed: maphash.MakeSeed(), m: map[uint64]struct{}{}}
+	err := v.index.AllSlots(func(_ InodeID, _ uint32, s *metadata.Slot) bool {
+		if s.Base != nil {
+			set.add(s.Base.Key)
+		}
+		for i := range s.Patches {
+			set.add(s.Patches[i].Seg.Key)
+		}
+		return true
+	})
+	if err == nil {
+		err = v.index.Segments(func(s metadata.Segment) bool { set.add(s.Key); return true })
+	}
+	if err == nil {
+		err = v.index.DeadThings(func(d metadata.Dead) bool { set.add(d.Key); return true })
+	}
+	if err != nil {
+		return nil, fmt.Errorf("references: %w", err)
+	}
+	return set, nil
+}
+
+// runCollect collects in the background.
+func (v *Volume) runCollect() {
+	defer v.group.Done()
+	for {
+		t := time.NewTimer(v.opt.Collect.Every)
+		select {
+		case <-t.C:
+		case <-v.quit:
+			t.Stop()
+			return
+		}
+		if v.Stopped() != nil {
+			return
+		}
+		if _, err := v.Collect(v.ctx, false); err != nil && v.ctx.Err() == nil {
+			v.log.Warn("collection failed; trying again later", "error", err)
+		}
+	}
+}

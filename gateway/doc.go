@@ -1,0 +1,44 @@
+// Package gateway is the storage engine: it joins the journal, the cache, the
+// metadata and the object store into a Volume that a file system can be served
+// from.
+//
+// # State
+//
+// The state of a volume is layered, newest first:
+//
+//	active layer    changes since the last cut; every one is in the journal
+//	frozen layer    changes up to the cut that is being committed, if one is
+//	index           the last commit, in metadata.Index
+//
+// A layer holds whole inodes, names, and for each file an interval map from
+// byte ranges to where the bytes are: in a journal record, in the cache file
+// under a journaled reference, or nowhere because they are zeros. A commit
+// freezes the active layer in O(1), builds objects and segments from the
+// frozen one while writes go on in a new active one, publishes the commit
+// document, applies it to the index and drops the frozen layer. Until then the
+// frozen layer stays on top, so that no reader sees a half-applied commit.
+//
+// # Paths
+//
+// An operation is validated, journaled and applied to the active layer in one
+// critical section (Volume.mu), so that the order of LSNs is the order of
+// states, and replaying any prefix of the journal gives the state that was.
+// Data is then put into the cache file under the inode's range lock; the cache
+// may refuse, since the journal has the bytes. A byte that the cache calls
+// present is the live byte. Everything else is resolved through the layers and
+// fetched from the store, verified against the checksums of the index.
+//
+// # Recovery
+//
+// Open takes an epoch (lease.go), brings the index to the head of the path of
+// commits (recover.go), and replays the journal's records after it into the
+// active layer (redo.go): the same apply methods as live.
+//
+// # Locks, in the order in which they are taken
+//
+//	node.lock  range lock of one inode's bytes; never held over the network
+//	Volume.mu  the layers and everything in them; held for one append to the
+//	           journal at most, never over the network
+//
+// Every goroutine belongs to Volume.group; Close waits for all of them.
+package gateway

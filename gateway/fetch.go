@@ -1,0 +1,268 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"sort"
+	"sync"
+
+	"github.com/cisternfs/cistern/cache"
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// blockKey names a block of a slot: block counts BlockSize pieces from the
+// slot's start.
+type blockKey struct {
+	ino   InodeID
+	slot  uint32
+	block uint32
+}
+
+// fetched is a block as a certain state of its slot has it. Immutable.
+type fetched struct {
+	slot *metadata.Slot
+	data []byte // from the block's start on; short in a slot's last block
+}
+
+// errBlockRetry: who fetched the block for us gave up; try again.
+var errBlockRetry = errors.New("fetch of a block was abandoned")
+
+// blockTable makes parallel fetches of one block share one request.
+type blockTable struct {
+	mu sync.Mutex
+	m  map[blockKey]*blockCall
+}
+
+type blockCall struct {
+	done chan struct{}
+	got  fetched // valid after done
+	err  error
+}
+
+// claim returns the calls for blocks that somebody fetches already, and those
+// that the caller now must fetch and finish.
+func (t *blockTable) claim(ino InodeID, slot uint32, blocks []uint32) (theirs, mine map[uint32]*blockCall) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.m == nil {
+		t.m = map[blockKey]*blockCall{}
+	}
+	theirs, mine = map[uint32]*blockCall{}, map[uint32]*blockCall{}
+	for _, b := range blocks {
+		k := blockKey{ino, slot, b}
+		if c := t.m[k]; c != nil {
+			theirs[b] = c
+			continue
+		}
+		c := &blockCall{done: make(chan struct{})}
+		t.m[k] = c
+		mine[b] = c
+	}
+	return theirs, mine
+}
+
+func (t *blockTable) finish(k blockKey, c *blockCall, got fetched, err error) {
+	t.mu.Lock()
+	delete(t.m, k)
+	t.mu.Unlock()
+	c.got, c.err = got, err
+	close(c.done)
+}
+
+// getBlocks returns blocks of a slot from the store, verified and with their
+// patches applied, and puts them into the cache. No lock is held.
+func (v *Volume) getBlocks(ctx context.Context, ino InodeID, slotNo uint32, s *metadata.Slot, blocks []uint32) (map[blockKey]fetched, error) {
+	theirs, mine := v.blocks.claim(ino, slotNo, blocks)
+	out := make(map[blockKey]fetched, len(blocks))
+	var first error
+	if len(mine) > 0 {
+		list := make([]uint32, 0, len(mine))
+		for b := range mine {
+			list = append(list, b)
+		}
+		sort.Slice(list, func(i, j int) bool { return list[i] < list[j] })
+		for len(list) > 0 {
+			n := 1
+			for n < len(list) && list[n] == list[0]+uint32(n) {
+				n++
+			}
+			data, err := v.fetchRun(ctx, s, list[0], n)
+			for i := 0; i < n; i++ {
+				k := blockKey{ino, slotNo, list[i]}
+				var got fetched
+				if err == nil {
+					got = fetched{slot: s, data: data[i]}
+					out[k] = got
+					v.hydrate(ctx, k, got)
+				}
+				v.blocks.finish(k, mine[list[i]], got, err)
+			}
+			if err != nil && first == nil {
+				first = err
+			}
+			list = list[n:]
+		}
+	}
+	for b, c := range theirs {
+		select {
+		case <-c.done:
+		case <-ctx.Done():
+			return out, ErrInterrupted
+		}
+		switch {
+		case c.err == nil:
+			out[blockKey{ino, slotNo, b}] = c.got
+		case first == nil && (errors.Is(c.err, context.Canceled) || errors.Is(c.err, ErrInterrupted)):
+			first = errBlockRetry
+		case first == nil:
+			first = c.err
+		}
+	}
+	return out, first
+}
+
+// hydrate puts a fetched block into the cache: only bytes that are still
+// absent and still come from the same place. Failing is no error: the next
+// reader fetches again.
+func (v *Volume) hydrate(ctx context.Context, k blockKey, got fetched) {
+	if len(got.data) == 0 {
+		return
+	}
+	start := int64(k.slot)*v.objectSize + int64(k.block)*metadata.BlockSize
+	end := start + int64(len(got.data))
+	nd := v.nodes.use(k.ino)
+	defer v.nodes.done(nd)
+	held, err := nd.lock.Lock(ctx, start, end, true)
+	if err != nil {
+		return
+	}
+	defer held.Unlock()
+	f := v.cache.Get(uint64(k.ino))
+	defer f.Release()
+	if err := f.Verify(start, end-start, v.believable(k.ino)); err != nil {
+		return
+	}
+	v.mu.RLock()
+	var spans []span
+	if _, err = v.inode(k.ino); err == nil {
+		spans, err = v.resolve(k.ino, start, end, nil)
+	}
+	v.mu.RUnlock()
+	if err != nil {
+		return
+	}
+	var only []cache.Range
+	for _, s := range spans {
+		if s.piece.kind != pieceSlot || s.slot == nil {
+			continue
+		}
+		in := uint32(s.off - int64(k.slot)*v.objectSize)
+		for _, p := range s.slot.Resolve(in, uint32(s.len())) {
+			at := int64(k.slot)*v.objectSize + int64(p.Off)
+			if p.Kind != metadata.PieceZero && sameSource(got.slot, s.slot, p.Off, p.Len) {
+				only = append(only, cache.Range{Off: at, End: at + int64(p.Len)})
+			}
+		}
+	}
+	only = absentOf(f, only)
+	if len(only) == 0 {
+		return
+	}
+	if ok, err := f.WriteAbsent(got.data, start, only); !ok && err != nil {
+		v.stat.cacheErrors.Add(1)
+	}
+}
+
+// absentOf cuts ranges down to what the cache does not have.
+func absentOf(f *cache.File, ranges []cache.Range) []cache.Range {
+	var out []cache.Range
+	for _, r := range ranges {
+		at := r.Off
+		f.Present(r.Off, r.End-r.Off, func(off, n int64) bool {
+			if at < off {
+				out = append(out, cache.Range{Off: at, End: off})
+			}
+			at = off + n
+			return true
+		})
+		if at < r.End {
+			out = append(out, cache.Range{Off: at, End: r.End})
+		}
+	}
+	return out
+}
+
+// readAheadTask is a range that a sequential reader will want.
+type readAheadTask struct {
+	ino      InodeID
+	off, end int64
+}
+
+const (
+	readAheadQueue   = 64      // tasks that wait; more are dropped
+	readAheadWorkers = 8       // in parallel
+	readAheadChunk   = 1 << 20 // bytes of one task
+)
+
+// readAhead asks for a range to be put into the cache. It never waits.
+func (v *Volume) readAhead(ino InodeID, off, n int64) {
+	end := off + n
+	for off < end {
+		e := min(end, off/readAheadChunk*readAheadChunk+readAheadChunk)
+		select {
+		case v.ahead <- readAheadTask{ino, off, e}:
+		default:
+			return
+		}
+		off = e
+	}
+}
+
+// runReadAhead is one worker of read-ahead.
+func (v *Volume) runReadAhead() {
+	defer v.group.Done()
+	for {
+		select {
+		case t := <-v.ahead:
+			v.prefetch(v.ctx, t)
+		case <-v.quit:
+			return
+		}
+	}
+}
+
+// prefetch fetches what of a range is committed and neither present nor dirty.
+func (v *Volume) prefetch(ctx context.Context, t readAheadTask) {
+	f := v.cache.Get(uint64(t.ino))
+	defer f.Release()
+	v.mu.RLock()
+	n, err := v.inode(t.ino)
+	var spans []span
+	if err == nil && t.off < n.Size {
+		spans, err = v.resolve(t.ino, t.off, min(t.end, n.Size), nil)
+	}
+	v.mu.RUnlock()
+	if err != nil {
+		return
+	}
+	for _, s := range spans {
+		if s.piece.kind != pieceSlot || s.slot == nil {
+			continue
+		}
+		start := int64(s.slotNo) * v.objectSize
+		var blocks []uint32
+		for _, r := range absentOf(f, []cache.Range{{Off: s.off, End: min(s.end, start+int64(s.slot.End()))}}) {
+			for b := (r.Off - start) / metadata.BlockSize; b <= (r.End-1-start)/metadata.BlockSize; b++ {
+				if k := len(blocks); k == 0 || blocks[k-1] != uint32(b) {
+					blocks = append(blocks, uint32(b))
+				}
+			}
+		}
+		if len(blocks) == 0 {
+			continue
+		}
+		if _, err := v.getBlocks(ctx, t.ino, s.slotNo, s.slot, blocks); err != nil {
+			return // the reader itself will meet the error
+		}
+	}
+}

@@ -1,0 +1,560 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"sync"
+	"time"
+
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// FoldPolicy says when patches are merged into objects.
+type FoldPolicy struct {
+	// Ratio of patch bytes to the object size at which a slot is folded while
+	// it is written to; default 2.
+	Ratio float64
+	// MaxPatches of a slot, at which it is folded whatever their size; default 4096.
+	MaxPatches int
+	// MaxTotal patches of all slots; above it the largest are folded; default 1 million.
+	MaxTotal int
+	// QuietAfter is how long a slot must not have changed to be folded although
+	// its patches are few; default 1 minute. Then patches of at least half the
+	// slot's bytes are folded, so that folding costs at most twice the bytes
+	// that were written.
+	QuietAfter time.Duration
+	// BytesPerSecond bounds what folding uploads; default 64 MiB.
+	BytesPerSecond int64
+	// DeadRatio of a segment's bytes at which its live ones move to another;
+	// default 0.75.
+	DeadRatio float64
+}
+
+func (p *FoldPolicy) setDefaults() {
+	if p.Ratio == 0 {
+		p.Ratio = 2
+	}
+	if p.MaxPatches == 0 {
+		p.MaxPatches = 4096
+	}
+	if p.MaxTotal == 0 {
+		p.MaxTotal = 1 << 20
+	}
+	if p.QuietAfter == 0 {
+		p.QuietAfter = time.Minute
+	}
+	if p.BytesPerSecond == 0 {
+		p.BytesPerSecond = 64 << 20
+	}
+	if p.DeadRatio == 0 {
+		p.DeadRatio = 0.75
+	}
+}
+
+// foldState knows the slots that have patches.
+type foldState struct {
+	mu    sync.Mutex // guards the fields below
+	slots map[slotKey]candidate
+	total int // patches of all candidates
+}
+
+// candidate is a slot with patches.
+type candidate struct {
+	patches int
+	bytes   int64
+	changed time.Time
+	forced  bool // a segment that it refers to is mostly dead
+}
+
+func (s *foldState) set(k slotKey, slot *metadata.Slot, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.slots == nil {
+		s.slots = map[slotKey]candidate{}
+	}
+	s.total -= s.slots[k].patches
+	if slot == nil || len(slot.Patches) == 0 {
+		delete(s.slots, k)
+		return
+	}
+	s.slots[k] = candidate{patches: len(slot.Patches), bytes: int64(slot.PatchBytes()), changed: now}
+	s.total += len(slot.Patches)
+}
+
+// force marks a slot to be folded whatever its patches.
+func (s *foldState) force(k slotKey, slot *metadata.Slot) {
+	s.set(k, slot, time.Time{})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c, ok := s.slots[k]; ok {
+		c.forced = true
+		s.slots[k] = c
+	}
+}
+
+func (s *foldState) forced(k slotKey) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.slots[k].forced
+}
+
+// folded is a slot's new form, uploaded and waiting for its commit: it replaces
+// the state that it was made from, or is dropped.
+type folded struct {
+	ino     InodeID
+	slot    uint32
+	seen    *metadata.Slot
+	through uint64           // the newest patch that it includes
+	base    *metadata.Base   // an object, or
+	sum     uint32           // of the object's body
+	patches []metadata.Patch // extents of a packed segment
+	pack    *pack
+}
+
+// pack is a segment of folded slots.
+type pack struct {
+	key  string
+	size int64
+	sum  uint32
+}
+
+// applies says whether the slot still is what was folded: for an object the
+// later patches don't matter, they lie over it.
+func (f *folded) applies(now *metadata.Slot) bool {
+	if now == nil {
+		return false
+	}
+	if f.base == nil {
+		return f.seen.Same(now)
+	}
+	if (f.seen.Base == nil) != (now.Base == nil) || f.seen.Base != nil && f.seen.Base.Ref != now.Base.Ref {
+		return false
+	}
+	if len(now.Patches) < len(f.seen.Patches) {
+		return false
+	}
+	for i, p := range f.seen.Patches {
+		if p != now.Patches[i] {
+			return false
+		}
+	}
+	return len(now.Patches) == len(f.seen.Patches) || now.Patches[len(f.seen.Patches)].Commit > f.through
+}
+
+// after returns the slot as the fold leaves it.
+func (f *folded) after(now *metadata.Slot) *metadata.Slot {
+	return now.With(metadata.SlotChange{Inode: f.ino, Slot: f.slot, Base: f.base, DropThrough: f.through})
+}
+
+// takeFold returns the object that a slot was folded to, if it still applies
+// and goes together with further patches.
+func (b *builder) takeFold(k slotKey, old *metadata.Slot) *folded {
+	f := b.folds[k]
+	if f == nil {
+		return nil
+	}
+	if f.base == nil || !f.applies(old) {
+		b.discardFold(k)
+		return nil
+	}
+	delete(b.folds, k)
+	return f
+}
+
+// discardFold drops a fold that came too late.
+func (b *builder) discardFold(k slotKey) {
+	if f := b.folds[k]; f != nil {
+		delete(b.folds, k)
+		if f.base != nil {
+			b.unused = append(b.unused, f.base.Key)
+		}
+	}
+}
+
+// useFold makes a slot's change replace its base and patches by what was folded.
+func (b *builder) useFold(ch *metadata.SlotChange, f *folded, old *metadata.Slot) {
+	ch.DropThrough = f.through
+	for i := range old.Patches {
+		if p := &old.Patches[i]; p.Commit <= f.through {
+			b.dropPatch(p)
+		}
+	}
+	if old.Base != nil {
+		b.refs[old.Base.Key]--
+		b.bases[old.Base.Key] = *old.Base
+	}
+	if f.base != nil {
+		base := *f.base
+		base.Birth = b.c.N
+		ch.Base = &base
+		b.c.Objects = append(b.c.Objects, metadata.Object{Key: base.Key, Size: int64(base.Len), Sum: f.sum})
+		return
+	}
+	for _, p := range f.patches {
+		p.Commit = b.c.N
+		ch.Add = append(ch.Add, p)
+		b.live[p.Seg.Key] += int64(p.Len)
+	}
+	if _, ok := b.newSegs[f.pack.key]; !ok {
+		b.newSegs[f.pack.key] = len(b.c.Segments)
+		b.c.Segments = append(b.c.Segments, metadata.Segment{Key: f.pack.key, Size: f.pack.size, Birth: b.c.N, Sum: f.pack.sum})
+	}
+}
+
+// foldsAlone commits the folds of slots that nothing else changes.
+func (b *builder) foldsAlone() error {
+	keys := make([]slotKey, 0, len(b.folds))
+	for k := range b.folds {
+		keys = append(keys, k)
+	}
+	sort.Slice(keys, func(i, j int) bool {
+		if keys[i].ino != keys[j].ino {
+			return keys[i].ino < keys[j].ino
+		}
+		return keys[i].slot < keys[j].slot
+	})
+	packs := map[string]bool{}
+	for _, k := range keys {
+		f := b.folds[k]
+		if f.pack != nil {
+			packs[f.pack.key] = true
+		}
+		old, err := b.v.index.Slot(k.ino, k.slot)
+		if err != nil {
+			return fmt.Errorf("slot %d of inode %d: %w", k.slot, k.ino, err)
+		}
+		if n, ok := b.l.inodes[k.ino]; ok && n == nil || b.changed(k) || !f.applies(old) {
+			b.discardFold(k)
+			continue
+		}
+		ch := metadata.SlotChange{Inode: k.ino, Slot: k.slot}
+		b.useFold(&ch, f, old)
+		if f.base == nil && old.Base != nil {
+			// A base can't be taken away by a change of its own: the slot is made anew.
+			ch.Remove, ch.DropThrough = true, 0
+		}
+		b.c.Slots = append(b.c.Slots, ch)
+		delete(b.folds, k)
+	}
+	for key := range packs {
+		if _, ok := b.newSegs[key]; !ok {
+			b.unused = append(b.unused, key)
+		}
+	}
+	return nil
+}
+
+// changed says whether the layer has bytes in a slot.
+func (b *builder) changed(k slotKey) bool {
+	m := b.l.files[k.ino]
+	start := int64(k.slot) * b.v.objectSize
+	return m != nil && m.Overlaps(start, start+b.v.objectSize)
+}
+
+// Fold folds the slots that are ripe, a bounded number of them, for the next
+// commit; force takes every slot that has patches. It returns how many it
+// folded.
+func (v *Volume) Fold(ctx context.Context, force bool) (int, error) {
+	const batch = 64
+	ripe := v.ripe(time.Now(), force, batch)
+	var done []*folded
+	var packed []*folded
+	var bytes [][]byte
+	start := time.Now()
+	var uploaded int64
+	for _, k := range ripe {
+		f, body, err := v.foldSlot(ctx, k, force)
+		if err != nil {
+			return 0, errors.Join(err, v.deliver(ctx, done))
+		}
+		switch {
+		case f == nil:
+			continue
+		case f.base != nil:
+			uploaded += int64(len(body))
+			done = append(done, f)
+		default:
+			packed = append(packed, f)
+			bytes = append(bytes, body)
+		}
+		if !v.opt.Manual {
+			want := time.Duration(float64(uploaded) / float64(v.opt.Fold.BytesPerSecond) * float64(time.Second))
+			if ahead := want - time.Since(start); ahead > 0 {
+				if err := v.sleep(ctx, ahead); err != nil {
+					return 0, errors.Join(err, v.deliver(ctx, done))
+				}
+			}
+		}
+	}
+	more, err := v.packFolds(ctx, packed, bytes)
+	done = append(done, more...)
+	return len(done), errors.Join(err, v.deliver(ctx, done))
+}
+
+// deliver hands folds to the next commit.
+func (v *Volume) deliver(ctx context.Context, done []*folded) error {
+	if len(done) == 0 {
+		return nil
+	}
+	select {
+	case <-v.commit.run:
+	case <-ctx.Done():
+		return ErrInterrupted // the orphan scan finds what was uploaded
+	}
+	v.commit.adds.folds = append(v.commit.adds.folds, done...)
+	v.commit.run <- struct{}{}
+	v.stat.folds.Add(int64(len(done)))
+	return nil
+}
+
+// ripe chooses slots to fold.
+func (v *Volume) ripe(now time.Time, force bool, limit int) []slotKey {
+	p := &v.opt.Fold
+	s := &v.folds
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []slotKey
+	for k, c := range s.slots {
+		quiet := now.Sub(c.changed) >= p.QuietAfter
+		if force || c.forced || c.patches >= p.MaxPatches || float64(c.bytes) >= p.Ratio*float64(v.objectSize) || quiet {
+			out = append(out, k)
+		}
+	}
+	if s.total > p.MaxTotal {
+		out = out[:0]
+		for k := range s.slots {
+			out = append(out, k)
+		}
+	}
+	sort.Slice(out, func(i, j int) bool { return s.slots[out[i]].patches > s.slots[out[j]].patches })
+	if len(out) > limit {
+		out = out[:limit]
+	}
+	return out
+}
+
+// foldSlot merges a slot's patches: into an object, which it uploads, or into
+// bytes to be packed with others, which it returns. nil: it isn't worth it.
+func (v *Volume) foldSlot(ctx context.Context, k slotKey, force bool) (*folded, []byte, error) {
+	s, err := v.index.Slot(k.ino, k.slot)
+	if err != nil {
+		return nil, nil, fmt.Errorf("slot %d of inode %d: %w", k.slot, k.ino, err)
+	}
+	if s == nil || len(s.Patches) == 0 || !force && !v.folds.forced(k) && !v.worthFolding(s) {
+		v.folds.set(k, nil, time.Time{})
+		return nil, nil, nil
+	}
+	length := s.End()
+	held, err := v.loads.take(ctx, int64(length))
+	if err != nil {
+		return nil, nil, ErrInterrupted
+	}
+	defer v.loads.give(held)
+	buf := make([]byte, length)
+	if err := v.readCommitted(ctx, k, s, buf); err != nil {
+		return nil, nil, err
+	}
+	f := &folded{ino: k.ino, slot: k.slot, seen: s, through: s.Patches[len(s.Patches)-1].Commit}
+	if int64(s.Coverage(0, length)) < int64(length) || int64(length) < min(minOwnObject, v.objectSize) {
+		return f, buf, nil
+	}
+	id := metadata.CommitID{Epoch: v.lease.doc.Epoch}
+	if f.base, err = v.newBase(buf, id, int64(k.slot)*v.objectSize, v.nodes.path(k.ino)); err != nil {
+		return nil, nil, err
+	}
+	f.sum = checksum(buf)
+	if err := v.persist(ctx, f.base.Key, buf); err != nil {
+		return nil, nil, err
+	}
+	return f, buf, nil
+}
+
+// worthFolding says whether the patches are so many, or so much of the slot,
+// that merging them pays.
+func (v *Volume) worthFolding(s *metadata.Slot) bool {
+	if s.Base == nil && len(s.Patches) == 1 {
+		return false // packed already
+	}
+	if len(s.Patches) >= v.opt.Fold.MaxPatches {
+		return true
+	}
+	if s.Base == nil && int64(s.End()) < minOwnObject && len(s.Patches) <= int(s.End()/metadata.BlockSize)+1 {
+		return false
+	}
+	return int64(s.PatchBytes())*2 >= int64(s.Coverage(0, s.End()))
+}
+
+// readCommitted fills buf with a slot's committed bytes: from the cache where
+// it has exactly those, else from the store.
+func (v *Volume) readCommitted(ctx context.Context, k slotKey, s *metadata.Slot, buf []byte) error {
+	start := int64(k.slot) * v.objectSize
+	for off := 0; off < len(buf); off += metadata.BlockSize {
+		end := min(off+metadata.BlockSize, len(buf))
+		if v.readClean(k.ino, start+int64(off), buf[off:end]) {
+			continue
+		}
+		if err := v.assemble(ctx, s, uint32(off), buf[off:end]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readClean reads bytes from the cache if all are there and none is newer than
+// the committed state.
+func (v *Volume) readClean(ino InodeID, off int64, p []byte) bool {
+	nd := v.nodes.use(ino)
+	defer v.nodes.done(nd)
+	held, ok := nd.lock.TryLock(off, off+int64(len(p)), false)
+	if !ok {
+		return false
+	}
+	defer held.Unlock()
+	v.mu.RLock()
+	dirty := false
+	for _, l := range [...]*layer{v.active, v.frozen} {
+		dirty = dirty || l != nil && l.files[ino] != nil && l.files[ino].Overlaps(off, off+int64(len(p)))
+	}
+	v.mu.RUnlock()
+	if dirty {
+		return false
+	}
+	f := v.cache.Get(uint64(ino))
+	defer f.Release()
+	ok, err := f.ReadAt(p, off)
+	return ok && err == nil
+}
+
+// packFolds stores folded slots that get no object of their own in segments.
+func (v *Volume) packFolds(ctx context.Context, list []*folded, bodies [][]byte) ([]*folded, error) {
+	var done, open []*folded
+	var buf []byte
+	store := func() error {
+		if len(open) == 0 {
+			return nil
+		}
+		random, err := v.randomHex(6)
+		if err != nil {
+			return err
+		}
+		v.mu.RLock()
+		lsn := v.head.LastLSN
+		v.mu.RUnlock()
+		pk := &pack{key: metadata.SegmentKey(v.lease.doc.Epoch, lsn, lsn, random), size: int64(len(buf)), sum: checksum(buf)}
+		if err := v.persist(ctx, pk.key, buf); err != nil {
+			return err
+		}
+		for _, f := range open {
+			f.pack = pk
+			for i := range f.patches {
+				f.patches[i].Seg = metadata.Ref{Key: pk.key}
+			}
+		}
+		done = append(done, open...)
+		open, buf = nil, nil
+		return nil
+	}
+	for i, f := range list {
+		if len(buf) > 0 && len(buf)+len(bodies[i]) > segmentTarget {
+			if err := store(); err != nil {
+				return done, err
+			}
+		}
+		for _, p := range f.seen.Resolve(0, uint32(len(bodies[i]))) {
+			for off, end := p.Off, p.Off+p.Len; off < end && p.Kind != metadata.PieceZero; {
+				e := min(end, (off/metadata.BlockSize+1)*metadata.BlockSize)
+				ext := bodies[i][off:e]
+				if n := len(f.patches); n > 0 && joins(&f.patches[n-1], off, e) {
+					last := &f.patches[n-1]
+					last.Len += e - off
+					last.Sum = checksum(bodies[i][last.Off:e])
+				} else {
+					f.patches = append(f.patches, metadata.Patch{Off: off, Len: e - off, SegOff: uint32(len(buf)), Sum: checksum(ext)})
+				}
+				buf = append(buf, ext...)
+				off = e
+			}
+		}
+		open = append(open, f)
+	}
+	return done, store()
+}
+
+// joins says whether [off, end) goes on where a patch ends, in the same block.
+func joins(p *metadata.Patch, off, end uint32) bool {
+	return p.Off+p.Len == off && p.Off/metadata.BlockSize == (end-1)/metadata.BlockSize
+}
+
+// findPatched notes every slot that has patches, once after the mount.
+func (v *Volume) findPatched() error {
+	now := time.Now()
+	return v.index.AllSlots(func(ino InodeID, no uint32, s *metadata.Slot) bool {
+		if len(s.Patches) > 0 {
+			v.folds.set(slotKey{ino, no}, s, now)
+		}
+		return !v.closed.Load()
+	})
+}
+
+// markDeadSegments makes slots that refer to mostly dead segments fold, so that
+// those segments die.
+func (v *Volume) markDeadSegments() error {
+	victims := map[string]bool{}
+	err := v.index.Segments(func(s metadata.Segment) bool {
+		if float64(s.Live) <= float64(s.Size)*(1-v.opt.Fold.DeadRatio) {
+			victims[s.Key] = true
+		}
+		return true
+	})
+	if err != nil || len(victims) == 0 {
+		return err
+	}
+	return v.index.AllSlots(func(ino InodeID, no uint32, s *metadata.Slot) bool {
+		for i := range s.Patches {
+			if victims[s.Patches[i].Seg.Key] {
+				v.folds.force(slotKey{ino, no}, s)
+				break
+			}
+		}
+		return !v.closed.Load()
+	})
+}
+
+// deadSegmentsEvery is how often mostly dead segments are looked for.
+const deadSegmentsEvery = 10 * time.Minute
+
+// runFolds folds in the background.
+func (v *Volume) runFolds() {
+	defer v.group.Done()
+	if err := v.findPatched(); err != nil {
+		v.log.Warn("slots with patches are not known until they change", "error", err)
+	}
+	looked := time.Now()
+	for {
+		if time.Since(looked) >= deadSegmentsEvery {
+			looked = time.Now()
+			if err := v.markDeadSegments(); err != nil {
+				v.log.Warn("mostly dead segments are not known", "error", err)
+			}
+		}
+		t := time.NewTimer(time.Second)
+		select {
+		case <-t.C:
+		case <-v.quit:
+			t.Stop()
+			return
+		}
+		if v.Stopped() != nil {
+			return
+		}
+		n, err := v.Fold(v.ctx, false)
+		if err != nil && v.ctx.Err() == nil {
+			v.log.Warn("folding failed; trying again", "error", err)
+		}
+		if n > 0 {
+			v.kickCommit()
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// FormatOptions describe a new volume.
+type FormatOptions struct {
+	Store      objstore.Store
+	URL        string
+	ObjectSize int64         // bytes, default 5 MiB; 4 KiB to 64 MiB
+	QuotaBytes int64         // 0: none
+	Retention  time.Duration // default 24 h
+	UID, GID   uint32        // of the top directory
+	Now        func() time.Time
+	Rand       io.Reader
+	Owner      metadata.Owner
+}
+
+// Format makes an empty volume in a store and returns its identity. The prefix
+// must be empty: ErrExist when it holds a volume or anything else.
+func Format(ctx context.Context, o FormatOptions) (*metadata.VolumeDoc, error) {
+	if o.ObjectSize == 0 {
+		o.ObjectSize = 5 << 20
+	}
+	if o.ObjectSize < minObjectSize || o.ObjectSize > maxObjectSize || o.ObjectSize%4096 != 0 {
+		return nil, fmt.Errorf("%w: object size %d: must be 4 KiB to 64 MiB and a multiple of 4 KiB", ErrInvalid, o.ObjectSize)
+	}
+	if o.QuotaBytes < 0 || o.Retention < 0 {
+		return nil, fmt.Errorf("%w: quota and retention can't be negative", ErrInvalid)
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Rand == nil {
+		o.Rand = rand.Reader
+	}
+	if err := formatTarget(ctx, o.Store, o.URL); err != nil {
+		return nil, err
+	}
+	id, err := uuid.NewRandomFromReader(o.Rand)
+	if err != nil {
+		return nil, fmt.Errorf("random numbers: %w", err)
+	}
+	var random [24]byte
+	if _, err := io.ReadFull(o.Rand, random[:]); err != nil {
+		return nil, fmt.Errorf("random numbers: %w", err)
+	}
+	now := o.Now().UnixNano()
+	settings := metadata.Settings{QuotaBytes: o.QuotaBytes, RetentionSec: int64(o.Retention / time.Second)}
+	reign := hex.EncodeToString(random[:16])
+	lease := metadata.Lease{Epoch: 1, Reign: reign, Owner: o.Owner, Nonce: hex.EncodeToString(random[16:]), DurationMS: 15000}
+	version, err := formatPut(ctx, o, metadata.LeaseKey, metadata.EncodeLease(&lease))
+	if err != nil {
+		return nil, err
+	}
+	first := metadata.Commit{
+		CommitID: metadata.CommitID{Epoch: 1, N: 1}, Time: now, Writer: o.Owner.Host, Reign: reign, Settings: &settings,
+		Totals: metadata.Totals{Inodes: 1, NextInode: metadata.RootInode + 1},
+		Inodes: []metadata.Inode{{
+			ID: metadata.RootInode, Mode: modeDir | 0o755, UID: o.UID, GID: o.GID, Nlink: 2, Parent: metadata.RootInode,
+			Atime: now, Mtime: now, Ctime: now, Btime: now,
+		}},
+	}
+	if _, err := formatPut(ctx, o, metadata.CommitKey(first.CommitID), metadata.EncodeCommit(&first)); err != nil {
+		return nil, err
+	}
+	doc := &metadata.VolumeDoc{ID: id.String(), ObjectSize: o.ObjectSize, Created: now, Settings: settings}
+	if _, err := formatPut(ctx, o, metadata.VolumeKey, metadata.EncodeVolume(doc)); err != nil {
+		return nil, err
+	}
+	lease.Released, lease.Hint = true, first.CommitID
+	if _, err := objstore.CompareAndSwap(ctx, o.Store, metadata.LeaseKey, version, metadata.EncodeLease(&lease)); err != nil {
+		return nil, storeError("release the lease", err)
+	}
+	return doc, nil
+}
+
+func formatPut(ctx context.Context, o FormatOptions, key string, body []byte) (objstore.Version, error) {
+	err := objstore.Create(ctx, o.Store, key, body)
+	if errors.Is(err, objstore.ErrConditionFailed) {
+		return "", fmt.Errorf("%w: somebody else is formatting %s at the same time", ErrExist, o.URL)
+	}
+	if err != nil {
+		return "", storeError("write "+key, err)
+	}
+	info, err := o.Store.Head(ctx, key)
+	if err != nil {
+		return "", storeError("read back "+key, err)
+	}
+	return info.Version, nil
+}
+
+// formatTarget refuses a prefix that is not empty.
+func formatTarget(ctx context.Context, s objstore.Store, url string) error {
+	list, err := s.List(ctx, "", "", 5)
+	if err != nil {
+		return storeError("list "+url, err)
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	for _, i := range list {
+		if i.Key == metadata.VolumeKey {
+			return fmt.Errorf("%w: %s is a volume already; `cistern destroy` deletes one", ErrExist, url)
+		}
+	}
+	if _, err := s.Head(ctx, metadata.VolumeKey); err == nil {
+		return fmt.Errorf("%w: %s is a volume already; `cistern destroy` deletes one", ErrExist, url)
+	}
+	if _, err := s.Head(ctx, metadata.LeaseKey); err == nil {
+		return fmt.Errorf("%w: %s holds a volume whose format did not end; `cistern destroy --yes` clears it", ErrExist, url)
+	}
+	return fmt.Errorf("%w: %s is not empty (it holds %s): choose an empty prefix", ErrExist, url, list[0].Key)
+}
+
+// HostOwner says who this process is.
+func HostOwner(stateDir string) metadata.Owner {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	return metadata.Owner{Host: host, PID: os.Getpid(), StateDir: stateDir, Started: time.Now().UnixNano()}
+}

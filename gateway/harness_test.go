@@ -1,0 +1,173 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"math/rand"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cisternfs/cistern/internal/vfs"
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+	"github.com/cisternfs/cistern/objstore/mem"
+)
+
+// lab is a machine with a disk and a bucket, for tests in one process.
+type lab struct {
+	t      *testing.T
+	bucket *mem.Store
+	disk   *vfs.Mem
+	fault  *vfs.Fault // over disk, of the mount under way
+	kv     *metadata.MemKV
+	rng    *rand.Rand
+	dir    string
+	opt    Options // what every mount gets
+	mu     sync.Mutex
+}
+
+func newLab(t *testing.T, seed int64, objectSize int64) *lab {
+	l := &lab{t: t, bucket: mem.NewRecording(), disk: vfs.NewMem(), kv: metadata.NewMemKV(), rng: rand.New(rand.NewSource(seed)), dir: "/state"}
+	l.opt = Options{
+		URL: "mem://lab", Manual: true, CacheBytes: 8 << 20, JournalBytes: 4 << 20, JournalFileBytes: 1 << 20,
+		ReferenceBytes: 3000, Rand: l, LeaseDuration: 15 * time.Second,
+		Owner: metadata.Owner{Host: "lab", PID: 1, StateDir: l.dir},
+	}
+	_, err := Format(context.Background(), FormatOptions{Store: l.bucket, URL: "mem://lab", ObjectSize: objectSize, Rand: l})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// Read makes the lab a source of random numbers, the same for the same seed.
+func (l *lab) Read(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.rng.Read(p)
+}
+
+// mount opens the volume on the lab's disk, over a store of the caller's.
+func (l *lab) mount(s objstore.Store, change func(*Options)) (*Volume, error) {
+	o := l.opt
+	l.fault = vfs.NewFault(l.disk)
+	o.Store, o.FS, o.StateDir = s, l.fault, l.dir
+	o.OpenKV = func(dir string) (metadata.KV, error) {
+		if _, err := l.disk.Stat(dir); err != nil {
+			// The directory went, and the store in it.
+			if err := l.disk.MkdirAll(dir, 0o700); err != nil {
+				return nil, err
+			}
+			l.kv = metadata.NewMemKV()
+		}
+		return keepOpen{l.kv}, nil
+	}
+	if change != nil {
+		change(&o)
+	}
+	return Open(context.Background(), o)
+}
+
+// keepOpen lets a store in memory outlive its mounts.
+type keepOpen struct{ metadata.KV }
+
+func (keepOpen) Close() error { return nil }
+
+func (l *lab) mustMount(change func(*Options)) *Volume {
+	l.t.Helper()
+	v, err := l.mount(l.bucket, change)
+	if err != nil {
+		l.t.Fatalf("mount: %v", err)
+	}
+	return v
+}
+
+// checkIndex runs the consistency check of the committed state.
+func checkIndex(t *testing.T, ix *metadata.Index) {
+	t.Helper()
+	if err := ix.Check(func(p string) { t.Errorf("check: %s", p) }); err != nil {
+		t.Errorf("check: %v", err)
+	}
+}
+
+func mustClose(t *testing.T, v *Volume) {
+	t.Helper()
+	checkAfterCommit(t, v)
+	if err := v.Close(context.Background()); err != nil {
+		t.Fatalf("close: %v", err)
+	}
+}
+
+func checkAfterCommit(t *testing.T, v *Volume) {
+	t.Helper()
+	if _, err := v.Commit(context.Background()); err != nil {
+		t.Fatalf("commit: %v", err)
+	}
+	checkIndex(t, v.index)
+	if err := v.cache.CheckAccounting(); err != nil {
+		t.Errorf("cache: %v", err)
+	}
+}
+
+var bg = context.Background()
+
+func mkfile(t *testing.T, v *Volume, parent InodeID, name string) *Handle {
+	t.Helper()
+	n, err := v.Create(bg, parent, name, modeRegular|0o644, 0, Owner{}, nil)
+	if err != nil {
+		t.Fatalf("create %s: %v", name, err)
+	}
+	h, err := v.Open(bg, n.ID)
+	if err != nil {
+		t.Fatalf("open %s: %v", name, err)
+	}
+	v.Forget(n.ID, 1)
+	return h
+}
+
+func pwrite(t *testing.T, h *Handle, p []byte, off int64) {
+	t.Helper()
+	if n, err := h.Write(bg, p, off, WriteFlags{}); n != len(p) || err != nil {
+		t.Fatalf("write %d at %d: %d, %v", len(p), off, n, err)
+	}
+}
+
+func pread(t *testing.T, h *Handle, n int, off int64) []byte {
+	t.Helper()
+	p := make([]byte, n)
+	k, err := h.Read(bg, p, off)
+	if err != nil {
+		t.Fatalf("read %d at %d: %v", n, off, err)
+	}
+	return p[:k]
+}
+
+func openPath(t *testing.T, v *Volume, name string) *Handle {
+	t.Helper()
+	n, err := v.Lookup(bg, metadata.RootInode, name)
+	if err != nil {
+		t.Fatalf("lookup %s: %v", name, err)
+	}
+	h, err := v.Open(bg, n.ID)
+	if err != nil {
+		t.Fatalf("open %s: %v", name, err)
+	}
+	v.Forget(n.ID, 1)
+	return h
+}
+
+func fill(rng *rand.Rand, n int) []byte {
+	p := make([]byte, n)
+	rng.Read(p)
+	return p
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func wantErr(t *testing.T, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("got error %v, want %v", err, want)
+	}
+}

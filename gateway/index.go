@@ -1,0 +1,147 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// openIndex brings the local index to the head of the path: from where it is
+// when it is sound and on the path, else anew from the bucket.
+func (v *Volume) openIndex(ctx context.Context, head *entry) error {
+	dir := filepath.Join(v.opt.StateDir, "index")
+	err := v.tryIndex(dir)
+	if err == nil {
+		local := v.index.Head()
+		if local.N > head.id.N {
+			return fmt.Errorf("%w: the local index has commit %s and %s ends at commit %s: the bucket lost commits; bring them back, or mount with another state directory to go on from there",
+				ErrDamaged, local.CommitID, v.opt.URL, head.id)
+		}
+		if err = catchUp(ctx, v.store, v.index, head); err == nil {
+			v.countSinceManifest()
+			return nil
+		}
+	}
+	if !errors.Is(err, metadata.ErrDamaged) && !errors.Is(err, errOffPath) {
+		return err
+	}
+	v.log.Info("index is built anew from the bucket", "reason", err)
+	if v.kv != nil {
+		cerr := v.kv.Close()
+		v.kv = nil
+		if cerr != nil {
+			v.log.Debug("closing a damaged index", "error", cerr)
+		}
+	}
+	if err := v.fs.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove the damaged index %s: %w", dir, err)
+	}
+	kv, err := v.opt.OpenKV(dir)
+	if err != nil {
+		return fmt.Errorf("index in %s: %w", dir, err)
+	}
+	v.kv = kv
+	if v.index, err = loadIndex(ctx, v.store, kv, v.objectSize, head); err != nil {
+		return err
+	}
+	v.countSinceManifest()
+	return nil
+}
+
+func (v *Volume) tryIndex(dir string) error {
+	kv, err := v.opt.OpenKV(dir)
+	if err != nil {
+		return fmt.Errorf("index in %s: %w", dir, err)
+	}
+	v.kv = kv
+	if v.index, err = metadata.OpenIndex(kv, v.objectSize); err != nil {
+		return fmt.Errorf("index in %s: %w", dir, err)
+	}
+	return nil
+}
+
+func (v *Volume) countSinceManifest() {
+	h := v.index.Head()
+	v.sinceManifest.commits = int(h.N - h.Manifest.N)
+}
+
+// errOffPath: the index can't be brought forward from where it is.
+var errOffPath = errors.New("index is not on the volume's path of commits any more")
+
+// catchUp applies the commits between the index's head and the given one.
+func catchUp(ctx context.Context, s objstore.Store, ix *metadata.Index, head *entry) error {
+	r := pathReader{s}
+	local := ix.Head()
+	if local.CommitID == head.id {
+		if local.Hash != head.hash {
+			return errOffPath
+		}
+		return nil
+	}
+	at := metadata.CommitID{Epoch: max(local.Epoch, 1), N: local.N + 1}
+	for ix.Head().CommitID != head.id {
+		e, err := r.read(ctx, at)
+		if err != nil {
+			return err
+		}
+		if e == nil {
+			return fmt.Errorf("%w: commit %s was collected", errOffPath, at)
+		}
+		if e.commit != nil {
+			err := ix.Apply(e.commit, e.hash, nil)
+			if errors.Is(err, metadata.ErrNotNext) {
+				return fmt.Errorf("%w: %w", errOffPath, err)
+			}
+			if err != nil {
+				return fmt.Errorf("apply commit %s to the local index: %w", e.id, err)
+			}
+		}
+		at = e.next()
+	}
+	return nil
+}
+
+// loadIndex fills an empty store with the state as of a commit: its manifest,
+// and the commits after that.
+func loadIndex(ctx context.Context, s objstore.Store, kv metadata.KV, objectSize int64, head *entry) (*metadata.Index, error) {
+	if m := head.commit.Manifest; m.N != 0 {
+		_, doc, err := loadManifest(ctx, s, m)
+		if err != nil {
+			return nil, err
+		}
+		_, err = metadata.LoadManifest(doc, func(key string, size int64) ([]byte, error) {
+			body, _, err := objstore.ReadAll(ctx, s, key, size)
+			if err != nil {
+				return nil, storeError("read page "+key, err)
+			}
+			return body, nil
+		}, kv)
+		if err != nil {
+			return nil, documentOrStore(metadata.ManifestKey(m), err)
+		}
+	}
+	ix, err := metadata.OpenIndex(kv, objectSize)
+	if err != nil {
+		return nil, fmt.Errorf("index: %w", err)
+	}
+	if err := catchUp(ctx, s, ix, head); err != nil {
+		if errors.Is(err, errOffPath) {
+			return nil, fmt.Errorf("%w: the commits after manifest %s: %w", ErrDamaged, head.commit.Manifest, err)
+		}
+		return nil, err
+	}
+	return ix, nil
+}
+
+// documentOrStore gives an error of loading its class: one of the store keeps
+// its own.
+func documentOrStore(key string, err error) error {
+	if errors.Is(err, ErrStore) || errors.Is(err, ErrInterrupted) || errors.Is(err, ErrDamaged) {
+		return err
+	}
+	return documentError(key, err)
+}

@@ -1,0 +1,221 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// inode returns the live inode. The caller holds v.mu, shared or exclusive.
+func (v *Volume) inode(ino InodeID) (*Inode, error) {
+	if n, ok := v.active.inodes[ino]; ok {
+		if n == nil {
+			return nil, ErrNotExist
+		}
+		return n, nil
+	}
+	if v.frozen != nil {
+		if n, ok := v.frozen.inodes[ino]; ok {
+			if n == nil {
+				return nil, ErrNotExist
+			}
+			return n, nil
+		}
+	}
+	n, err := v.index.Inode(ino)
+	if errors.Is(err, metadata.ErrNotExist) {
+		return nil, ErrNotExist
+	}
+	if err != nil {
+		return nil, fmt.Errorf("inode %d: %w", ino, err)
+	}
+	return n, nil
+}
+
+// dir returns a live inode that must be a directory. Caller holds v.mu.
+func (v *Volume) dir(ino InodeID) (*Inode, error) {
+	n, err := v.inode(ino)
+	if err != nil {
+		return nil, err
+	}
+	if n.Mode&modeType != modeDir {
+		return nil, ErrNotDir
+	}
+	return n, nil
+}
+
+// name looks a live name up. Caller holds v.mu.
+func (v *Volume) name(parent InodeID, name string) (metadata.Dentry, error) {
+	for _, l := range [...]*layer{v.active, v.frozen} {
+		if l == nil {
+			continue
+		}
+		if d := l.dirs[parent]; d != nil {
+			if e, ok := d.byName[name]; ok {
+				if e == nil {
+					return metadata.Dentry{}, ErrNotExist
+				}
+				return *e, nil
+			}
+		}
+	}
+	d, err := v.index.Lookup(parent, name)
+	if errors.Is(err, metadata.ErrNotExist) {
+		return metadata.Dentry{}, ErrNotExist
+	}
+	if err != nil {
+		return metadata.Dentry{}, fmt.Errorf("name %q in directory %d: %w", name, parent, err)
+	}
+	return d, nil
+}
+
+// names calls fn for the live names of a directory in the order of their
+// cookies, from the first above after, until fn returns false. Cookies only
+// grow, so a newer layer's names follow those of older ones. Caller holds v.mu.
+func (v *Volume) names(parent InodeID, after uint64, fn func(metadata.Dentry) bool) error {
+	active := v.active.dirs[parent]
+	var frozen *dirLayer
+	if v.frozen != nil {
+		frozen = v.frozen.dirs[parent]
+	}
+	hidden := func(name string, layers ...*dirLayer) bool {
+		for _, d := range layers {
+			if d != nil {
+				if _, ok := d.byName[name]; ok {
+					return true
+				}
+			}
+		}
+		return false
+	}
+	more := true
+	err := v.index.Names(parent, after, func(e metadata.Dentry) bool {
+		if !hidden(e.Name, active, frozen) {
+			more = fn(e)
+		}
+		return more
+	})
+	if err != nil {
+		return fmt.Errorf("directory %d: %w", parent, err)
+	}
+	if more && frozen != nil {
+		for _, e := range frozen.after(after) {
+			if frozen.live(e) && !hidden(e.Name, active) {
+				if more = fn(*e); !more {
+					break
+				}
+			}
+		}
+	}
+	if more && active != nil {
+		for _, e := range active.after(after) {
+			if active.live(e) && !fn(*e) {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// hasNames says whether a directory has any name. Caller holds v.mu.
+func (v *Volume) hasNames(parent InodeID) (bool, error) {
+	found := false
+	err := v.names(parent, 0, func(metadata.Dentry) bool { found = true; return false })
+	return found, err
+}
+
+// Lookup finds a name and returns its inode, retained once for the caller.
+func (v *Volume) Lookup(ctx context.Context, parent InodeID, name string) (*Inode, error) {
+	if len(name) > MaxNameLen {
+		return nil, ErrNameTooLong
+	}
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	p, err := v.dir(parent)
+	if err != nil {
+		return nil, err
+	}
+	var ino InodeID
+	switch name {
+	case ".":
+		ino = parent
+	case "..":
+		ino = p.Parent
+	default:
+		d, err := v.name(parent, name)
+		if err != nil {
+			return nil, err
+		}
+		ino = d.Inode
+	}
+	n, err := v.inode(ino)
+	if errors.Is(err, ErrNotExist) {
+		return nil, fmt.Errorf("%w: name %q in directory %d leads to inode %d, which does not exist", ErrDamaged, name, parent, ino)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if name == "." || name == ".." {
+		v.nodes.retain(ino, 1)
+	} else {
+		v.nodes.named(ino, parent, name)
+	}
+	return n, nil
+}
+
+// GetAttr returns an inode's attributes.
+func (v *Volume) GetAttr(ctx context.Context, ino InodeID) (*Inode, error) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.inode(ino)
+}
+
+// readDirBatch bounds the names that one hold of v.mu collects.
+const readDirBatch = 512
+
+// ReadDir calls fn for the names of a directory in the order of their cookies,
+// from the first above after, until fn returns false. Cookies are above 2 and
+// stay valid as long as the name does. fn runs without locks.
+func (v *Volume) ReadDir(ctx context.Context, ino InodeID, after uint64, fn func(metadata.Dentry) bool) error {
+	for {
+		batch := make([]metadata.Dentry, 0, 64)
+		v.mu.RLock()
+		_, err := v.dir(ino)
+		if err == nil {
+			err = v.names(ino, after, func(d metadata.Dentry) bool {
+				batch = append(batch, d)
+				return len(batch) < readDirBatch
+			})
+		}
+		v.mu.RUnlock()
+		if err != nil {
+			return err
+		}
+		for _, d := range batch {
+			if !fn(d) {
+				return nil
+			}
+			after = d.Cookie
+		}
+		if len(batch) < readDirBatch {
+			return nil
+		}
+		if err := ctx.Err(); err != nil {
+			return ErrInterrupted
+		}
+	}
+}
+
+// ReadLink returns a symbolic link's target.
+func (v *Volume) ReadLink(ctx context.Context, ino InodeID) ([]byte, error) {
+	n, err := v.GetAttr(ctx, ino)
+	if err != nil {
+		return nil, err
+	}
+	if n.Mode&modeType != modeLink {
+		return nil, ErrInvalid
+	}
+	return n.Target, nil
+}

@@ -1,0 +1,162 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// newManifest is a manifest that is in the bucket and that the next commit will
+// name, with what dies by that.
+type newManifest struct {
+	m    *metadata.Manifest
+	dead []metadata.Dead // Death and Time are the commit's
+}
+
+// manifestState counts what a mount would have to read beside the manifest.
+type manifestState struct {
+	commits int
+	bytes   int64
+}
+
+// loadManifest reads a manifest's document.
+func loadManifest(ctx context.Context, s objstore.Store, id metadata.CommitID) (*metadata.Manifest, []byte, error) {
+	key := metadata.ManifestKey(id)
+	body, _, err := objstore.ReadAll(ctx, s, key, maxDocument)
+	if err != nil {
+		return nil, nil, storeError("read "+key, err)
+	}
+	m, err := metadata.DecodeManifest(body)
+	if err != nil {
+		return nil, nil, documentError(key, err)
+	}
+	return m, body, nil
+}
+
+// ManifestDue says whether enough was committed for another manifest.
+func (v *Volume) ManifestDue() bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.sinceManifest.commits >= manifestCommits || v.sinceManifest.bytes >= manifestBytes
+}
+
+// WriteManifest writes the whole metadata as of the head into the bucket and
+// makes the next commit name it.
+func (v *Volume) WriteManifest(ctx context.Context) error {
+	select {
+	case <-v.commit.run:
+	case <-ctx.Done():
+		return ErrInterrupted
+	}
+	// Under the token nothing is applied: the snapshot is the head's state.
+	if v.commit.done != nil || v.commit.adds.manifest != nil {
+		v.commit.run <- struct{}{}
+		return nil
+	}
+	v.mu.RLock()
+	head := v.head
+	v.mu.RUnlock()
+	snap := v.index.Snapshot()
+	v.commit.run <- struct{}{}
+	defer snap.Close() // only read
+	if head.Manifest == head.CommitID {
+		return nil
+	}
+
+	var prev *metadata.Manifest
+	if head.Manifest.N != 0 {
+		var err error
+		if prev, _, err = loadManifest(ctx, v.store, head.Manifest); err != nil {
+			return err
+		}
+	}
+	m, doc, err := metadata.WriteManifest(snap, prev, head.CommitID, func(key string, body []byte) error {
+		err := v.persist(ctx, key, body)
+		if errors.Is(err, objstore.ErrConditionFailed) {
+			return fmt.Errorf("%w: page %s is there with other bytes", ErrDamaged, key)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if err := v.persist(ctx, metadata.ManifestKey(m.CommitID), doc); err != nil {
+		return err
+	}
+	dead, err := v.replacedBy(ctx, m, prev)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-v.commit.run:
+	case <-ctx.Done():
+		return ErrInterrupted
+	}
+	v.commit.adds.manifest = &newManifest{m: m, dead: dead}
+	v.commit.run <- struct{}{}
+	return nil
+}
+
+// replacedBy lists what only points before the next commit need once it names
+// the manifest m: the manifest before, its pages that m has not, and the commits
+// up to m.
+func (v *Volume) replacedBy(ctx context.Context, m, prev *metadata.Manifest) ([]metadata.Dead, error) {
+	var dead []metadata.Dead
+	from := metadata.CommitID{Epoch: 1}
+	if prev != nil {
+		from = prev.CommitID
+		dead = append(dead, metadata.Dead{Key: metadata.ManifestKey(prev.CommitID), Birth: prev.N})
+		_, gone := m.Diff(prev)
+		for i := range gone {
+			dead = append(dead, metadata.Dead{Key: gone[i].Key(), Size: gone[i].Size, Birth: gone[i].Born.N})
+		}
+	}
+	for e := from.Epoch; e <= m.Epoch; e++ {
+		last, err := pathReader{v.store}.lastOf(ctx, e, metadata.CommitID{})
+		if err != nil {
+			return nil, err
+		}
+		prefix := metadata.EpochPrefix(e)
+		err = objstore.ListAll(ctx, v.store, prefix, "", func(i objstore.Info) error {
+			id, ok := metadata.ParseCommitKey(i.Key)
+			seal := e < m.Epoch && id == last // an epoch that is closed ends in its seal
+			if ok && !seal && id.N > from.N && id.N <= m.N {
+				dead = append(dead, metadata.Dead{Key: i.Key, Size: i.Size, Birth: id.N})
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, storeError("list "+prefix, err)
+		}
+	}
+	return dead, nil
+}
+
+// runManifests writes a manifest whenever one is due.
+func (v *Volume) runManifests() {
+	defer v.group.Done()
+	for {
+		ch := v.commit.changed()
+		if v.Stopped() != nil {
+			return
+		}
+		if v.ManifestDue() {
+			if err := v.WriteManifest(v.ctx); err != nil {
+				if v.ctx.Err() != nil {
+					return
+				}
+				v.log.Warn("manifest not written; trying again after the next commit", "error", err)
+			} else {
+				v.kickCommit()
+			}
+		}
+		select {
+		case <-ch:
+		case <-v.quit:
+			return
+		}
+	}
+}

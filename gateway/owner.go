@@ -1,0 +1,114 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cisternfs/cistern/internal/vfs"
+)
+
+// ownerFile is owner.json in the state directory: whose local state it is.
+type ownerFile struct {
+	Format  int      `json:"format"`
+	Volume  string   `json:"volume"`  // the volume's id
+	Journal string   `json:"journal"` // the journal's random identity, in hex; empty before there is one
+	Reigns  []string `json:"reigns"`  // ids whose journal is not redone yet, the current one last
+
+	fs   vfs.FS
+	path string
+}
+
+const (
+	ownerFormat   = 1
+	maxReigns     = 1000
+	ownerFileName = "owner.json"
+)
+
+// loadOwner reads a state directory's owner.json; a missing one gives an empty
+// one.
+func loadOwner(f vfs.FS, dir string) (*ownerFile, error) {
+	o := &ownerFile{Format: ownerFormat, fs: f, path: filepath.Join(dir, ownerFileName)}
+	body, err := readFile(f, o.path, 1<<20)
+	if errors.Is(err, fs.ErrNotExist) {
+		return o, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", o.path, err)
+	}
+	if err := json.Unmarshal(body, o); err != nil {
+		return nil, fmt.Errorf("%w: %s does not parse (%v): move the state directory away to mount from the bucket alone, and keep it, since its journal may hold what the bucket has not", ErrDamaged, o.path, err)
+	}
+	if o.Format > ownerFormat {
+		return nil, fmt.Errorf("%w: %s has format %d", ErrNewerFormat, o.path, o.Format)
+	}
+	return o, nil
+}
+
+// save makes the file durable: whole, or as it was.
+func (o *ownerFile) save() error {
+	body, err := json.Marshal(o)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", o.path, err)
+	}
+	return writeFile(o.fs, o.path, append(body, '\n'))
+}
+
+func (o *ownerFile) has(reign string) bool { return slices.Contains(o.Reigns, reign) }
+
+func (o *ownerFile) current() string { return o.Reigns[len(o.Reigns)-1] }
+
+// readFile reads a small file.
+func readFile(f vfs.FS, name string, limit int64) ([]byte, error) {
+	h, err := f.OpenFile(name, os.O_RDONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	size, err := h.Size()
+	if err != nil {
+		return nil, err
+	}
+	if size > limit {
+		return nil, fmt.Errorf("file of %d bytes is larger than expected", size)
+	}
+	body := make([]byte, size)
+	if n, err := h.ReadAt(body, 0); n < len(body) {
+		if err == nil {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, err
+	}
+	return body, nil
+}
+
+// writeFile replaces a small file durably.
+func writeFile(f vfs.FS, name string, body []byte) error {
+	tmp := name + ".new"
+	h, err := f.OpenFile(tmp, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("create %s: %w", tmp, err)
+	}
+	_, err = h.WriteAt(body, 0)
+	if err == nil {
+		err = h.Sync()
+	}
+	if cerr := h.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = f.Rename(tmp, name)
+	}
+	if err == nil {
+		err = f.SyncDir(filepath.Dir(name))
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}

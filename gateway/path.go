@@ -1,0 +1,186 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// pathReader walks a volume's path of commits: from commit to commit and
+// through seals.
+type pathReader struct {
+	store objstore.Store
+}
+
+// entry is what lies at one commit number: a commit or a seal.
+type entry struct {
+	id     metadata.CommitID
+	commit *metadata.Commit
+	seal   *metadata.Seal
+	hash   string
+	size   int64
+}
+
+// read returns the entry with a number, or nil when there is none.
+func (r pathReader) read(ctx context.Context, id metadata.CommitID) (*entry, error) {
+	key := metadata.CommitKey(id)
+	body, _, err := objstore.ReadAll(ctx, r.store, key, maxDocument)
+	if errors.Is(err, objstore.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, storeError("read "+key, err)
+	}
+	c, s, err := metadata.DecodeCommitOrSeal(body)
+	if err != nil {
+		return nil, documentError(key, err)
+	}
+	e := &entry{id: id, commit: c, seal: s, size: int64(len(body))}
+	switch {
+	case c != nil && c.CommitID == id:
+		e.hash = metadata.Hash(body)
+	case s != nil && s.CommitID == id:
+	default:
+		return nil, fmt.Errorf("%w: %s holds another commit's document", ErrDamaged, key)
+	}
+	return e, nil
+}
+
+// next returns where the path goes on after an entry.
+func (e *entry) next() metadata.CommitID {
+	if e.seal != nil {
+		return metadata.CommitID{Epoch: e.id.Epoch + 1, N: e.id.N + 1}
+	}
+	return metadata.CommitID{Epoch: e.id.Epoch, N: e.id.N + 1}
+}
+
+// lastOf returns the last number that an epoch uses at or after from, by
+// listing; zero when it uses none.
+func (r pathReader) lastOf(ctx context.Context, epoch uint64, from metadata.CommitID) (metadata.CommitID, error) {
+	after := ""
+	if from.Epoch == epoch {
+		after = metadata.CommitKey(metadata.CommitID{Epoch: epoch, N: from.N - 1})
+	}
+	var last metadata.CommitID
+	prefix := metadata.EpochPrefix(epoch)
+	if after < prefix {
+		after = ""
+	}
+	err := objstore.ListAll(ctx, r.store, prefix, after, func(i objstore.Info) error {
+		if id, ok := metadata.ParseCommitKey(i.Key); ok {
+			last = id
+		}
+		return nil
+	})
+	if err != nil {
+		return last, storeError("list "+prefix, err)
+	}
+	return last, nil
+}
+
+// head finds the last commit on the path, given a lease's epoch and hint. next
+// is where the path's next entry would lie.
+func (r pathReader) head(ctx context.Context, epoch uint64, hint metadata.CommitID) (last *entry, next metadata.CommitID, err error) {
+	last, err = r.someCommit(ctx, epoch, hint)
+	if err != nil {
+		return nil, next, err
+	}
+	for at := last; ; {
+		e, err := r.read(ctx, at.next())
+		if err != nil {
+			return nil, next, err
+		}
+		if e == nil {
+			return last, at.next(), nil
+		}
+		if e.commit != nil {
+			if e.commit.Prev != last.hash {
+				return nil, next, fmt.Errorf("%w: commit %s does not follow commit %s", ErrDamaged, e.id, last.id)
+			}
+			last = e
+		}
+		at = e
+	}
+}
+
+// someCommit finds a late commit on the path: the last of the newest epoch
+// that has one.
+func (r pathReader) someCommit(ctx context.Context, epoch uint64, hint metadata.CommitID) (*entry, error) {
+	for e := epoch; e > 0; e-- {
+		id, err := r.lastOf(ctx, e, hint)
+		if err != nil {
+			return nil, err
+		}
+		for ; id.N > 0; id.N-- {
+			x, err := r.read(ctx, id)
+			if err != nil {
+				return nil, err
+			}
+			if x == nil {
+				break // the epoch has its seal and nothing else
+			}
+			if x.commit != nil {
+				return x, nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("%w: the volume has no commit at all: its format did not end", ErrDamaged)
+}
+
+// sealBelow closes every epoch below the given one that has no seal yet, in
+// ascending order, in the name of a reign.
+func (r pathReader) sealBelow(ctx context.Context, epoch uint64, hint metadata.CommitID, reign string) error {
+	at := metadata.CommitID{Epoch: 1, N: 1}
+	for e := epoch - 1; e > 0; e-- {
+		last, err := r.lastOf(ctx, e, hint)
+		if err != nil {
+			return err
+		}
+		if last.N == 0 {
+			continue
+		}
+		x, err := r.read(ctx, last)
+		if err != nil {
+			return err
+		}
+		if x != nil {
+			at = x.next() // all below is sealed
+			break
+		}
+	}
+	for at.Epoch < epoch {
+		s := metadata.Seal{CommitID: at, By: reign, Epoch: epoch}
+		err := objstore.Create(ctx, r.store, metadata.CommitKey(at), metadata.EncodeSeal(&s))
+		if err != nil && !errors.Is(err, objstore.ErrConditionFailed) {
+			return storeError("seal epoch "+at.String(), err)
+		}
+		x, err := r.read(ctx, at)
+		if err != nil {
+			return err
+		}
+		if x == nil {
+			return fmt.Errorf("%w: the seal at %s was written and is not there", ErrDamaged, at)
+		}
+		at = x.next()
+	}
+	return nil
+}
+
+// sealedBy returns the reign that sealed an epoch.
+func (r pathReader) sealedBy(ctx context.Context, epoch uint64, hint metadata.CommitID) (string, error) {
+	last, err := r.lastOf(ctx, epoch, hint)
+	if err != nil {
+		return "", err
+	}
+	x, err := r.read(ctx, last)
+	if err != nil {
+		return "", err
+	}
+	if x == nil || x.seal == nil {
+		return "", fmt.Errorf("%w: epoch %d has no seal at its end", ErrDamaged, epoch)
+	}
+	return x.seal.By, nil
+}

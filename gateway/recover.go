@@ -1,0 +1,286 @@
+package gateway
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/cisternfs/cistern/cache"
+	"github.com/cisternfs/cistern/internal/extent"
+	"github.com/cisternfs/cistern/journal"
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// Open makes this process the writer of a volume and brings the state
+// directory's journal back: it takes an epoch, reads the bucket's head, redoes
+// what the journal has beyond it, and starts background work. Errors:
+// ErrNoVolume, ErrNewerFormat, ErrOwned, ErrLostJournal, ErrDamaged, ErrStore;
+// on error nothing that was acknowledged is changed.
+func Open(ctx context.Context, o Options) (*Volume, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	o.setDefaults()
+	v := &Volume{
+		fetcher: newFetcher(o.Store, "", o.Fetches, &counters{}, o.Now),
+		opt:     o, log: o.Logger, fs: o.FS,
+		active: newLayer(), refs: map[InodeID]*extent.Map[refValue]{},
+		uploads: newBudget(o.UploadBytes), ahead: make(chan readAheadTask, readAheadQueue),
+		quit: make(chan struct{}),
+	}
+	v.commit.init()
+	v.ctx, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if err := v.open(ctx); err != nil {
+		v.cancel()
+		return nil, errors.Join(err, v.closeLocal())
+	}
+	v.startBackground()
+	return v, nil
+}
+
+// ReadVolumeDoc reads a volume's identity document.
+func ReadVolumeDoc(ctx context.Context, s objstore.Store, url string) (*metadata.VolumeDoc, error) {
+	body, _, err := objstore.ReadAll(ctx, s, metadata.VolumeKey, 1<<20)
+	if errors.Is(err, objstore.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s has no %s; check the URL, or make a volume with `cistern format`", ErrNoVolume, url, metadata.VolumeKey)
+	}
+	if err != nil {
+		return nil, storeError("read "+metadata.VolumeKey, err)
+	}
+	d, err := metadata.DecodeVolume(body)
+	if err != nil {
+		return nil, documentError(metadata.VolumeKey, err)
+	}
+	return d, nil
+}
+
+func (v *Volume) open(ctx context.Context) error {
+	dir := v.opt.StateDir
+	if err := v.fs.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("state directory %s: %w", dir, err)
+	}
+	lk, err := v.fs.Lock(filepath.Join(dir, "lock"))
+	if err != nil {
+		return fmt.Errorf("state directory %s is in use by another mount or command: %w", dir, err)
+	}
+	v.stateLk = lk
+	doc, err := ReadVolumeDoc(ctx, v.store, v.opt.URL)
+	if err != nil {
+		return err
+	}
+	if err := v.useDoc(doc); err != nil {
+		return err
+	}
+	if err := v.reign(); err != nil {
+		return err
+	}
+	if err := v.acquire(ctx); err != nil {
+		return err
+	}
+	r := pathReader{v.store}
+	epoch, hint := v.lease.doc.Epoch, v.lease.doc.Hint
+	if err := r.sealBelow(ctx, epoch, hint, v.owner.current()); err != nil {
+		return err
+	}
+	head, next, err := r.head(ctx, epoch, hint)
+	if err != nil {
+		return err
+	}
+	if next.Epoch != epoch {
+		return v.fencedAt(ctx, next)
+	}
+	v.commit.next = next
+	if err := v.openIndex(ctx, head); err != nil {
+		return err
+	}
+	if v.cache, err = cache.Open(v.fs, filepath.Join(dir, "cache"), cache.Options{LimitBytes: v.opt.CacheBytes, Logger: v.log}); err != nil {
+		return fmt.Errorf("cache in %s: %w", dir, err)
+	}
+	v.takeHead(v.index.Head())
+	if err := v.openJournal(ctx, epoch, hint); err != nil {
+		return err
+	}
+	return v.tidy(ctx)
+}
+
+func (v *Volume) useDoc(doc *metadata.VolumeDoc) error {
+	v.doc = *doc
+	v.id = doc.ID
+	v.objectSize = doc.ObjectSize
+	if v.objectSize < minObjectSize || v.objectSize > maxObjectSize {
+		return fmt.Errorf("%w: %s gives an object size of %d bytes", ErrDamaged, metadata.VolumeKey, v.objectSize)
+	}
+	return nil
+}
+
+// fencedAt: somebody sealed this epoch before it began.
+func (v *Volume) fencedAt(ctx context.Context, next metadata.CommitID) error {
+	return fmt.Errorf("%w: %s was taken over as epoch %d while it was being mounted", ErrFenced, v.opt.URL, next.Epoch)
+}
+
+// reign gives this mount an id and makes it durable before the lease names it.
+func (v *Volume) reign() error {
+	o, err := loadOwner(v.fs, v.opt.StateDir)
+	if err != nil {
+		return err
+	}
+	if o.Volume != "" && o.Volume != v.doc.ID {
+		return fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state", v.opt.StateDir, o.Volume, v.opt.URL, v.doc.ID)
+	}
+	id, err := v.randomHex(16)
+	if err != nil {
+		return err
+	}
+	o.Volume = v.doc.ID
+	o.Reigns = append(o.Reigns, id)
+	if len(o.Reigns) > maxReigns {
+		return fmt.Errorf("state directory %s: mounted %d times without its journal being redone; something is wrong with the volume: see the log", v.opt.StateDir, len(o.Reigns))
+	}
+	v.owner = o
+	return o.save()
+}
+
+// takeHead sets what follows from the index's head. The layers are empty.
+func (v *Volume) takeHead(h metadata.Head) {
+	v.head = h
+	v.used, v.inodes, v.nextInode = h.Totals.UsedBytes, h.Totals.Inodes, h.Totals.NextInode
+	v.settings = h.Settings
+}
+
+// openJournal opens the journal and redoes it if it is this owner's to redo.
+func (v *Volume) openJournal(ctx context.Context, epoch uint64, hint metadata.CommitID) error {
+	dir := filepath.Join(v.opt.StateDir, "journal")
+	known := v.owner.Journal
+	if known == "" {
+		return v.freshJournal(dir, epoch)
+	}
+	id, err := hex.DecodeString(known)
+	if err != nil || len(id) != 16 {
+		return fmt.Errorf("%w: %s names journal %q", ErrDamaged, v.owner.path, known)
+	}
+	j, err := journal.Open(v.fs, dir, v.journalOptions([16]byte(id), false))
+	if err == nil {
+		v.journal = j
+		return v.redoOwn(ctx, dir, epoch, hint)
+	}
+	if errors.Is(err, journal.ErrMissing) || errors.Is(err, journal.ErrIdentity) {
+		if !v.opt.AcceptLostJournal {
+			return fmt.Errorf("%w: %s: %w; what it held beyond commit %s is lost: bring it back, or mount with --accept-lost-journal", ErrLostJournal, dir, err, v.head.CommitID)
+		}
+		v.log.Warn("journal is lost and that was accepted", "directory", dir, "error", err)
+		if err := v.setAside(dir); err != nil {
+			return err
+		}
+		return v.freshJournal(dir, epoch)
+	}
+	return journalError(err)
+}
+
+func journalError(err error) error {
+	if errors.Is(err, journal.ErrDamaged) {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return fmt.Errorf("journal: %w", err)
+}
+
+func (v *Volume) journalOptions(id [16]byte, create bool) journal.Options {
+	return journal.Options{
+		Create: create, FileSize: v.opt.JournalFileBytes, MaxBytes: v.opt.JournalBytes, Identity: id,
+		BeforeSync: v.syncReferences, Expand: v.expandReference, Verify: v.verifyRecord,
+		Rand: v.opt.Rand, Logger: v.log,
+	}
+}
+
+// freshJournal starts an empty journal under a new identity, which owner.json
+// has before any record is written.
+func (v *Volume) freshJournal(dir string, epoch uint64) error {
+	// What lies there without an identity in owner.json never held a record.
+	if err := v.fs.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove %s: %w", dir, err)
+	}
+	if err := v.fs.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("create %s: %w", dir, err)
+	}
+	id, err := v.randomHex(16)
+	if err != nil {
+		return err
+	}
+	raw, err := hex.DecodeString(id)
+	if err != nil {
+		return err
+	}
+	j, err := journal.Open(v.fs, dir, v.journalOptions([16]byte(raw), true))
+	if err != nil {
+		return journalError(err)
+	}
+	v.journal = j
+	if err := j.Start(epoch, journal.LSN(v.head.LastLSN+1)); err != nil {
+		return journalError(err)
+	}
+	if err := v.fs.SyncDir(v.opt.StateDir); err != nil {
+		return fmt.Errorf("sync %s: %w", v.opt.StateDir, err)
+	}
+	v.owner.Journal = id
+	v.owner.Reigns = []string{v.owner.current()}
+	return v.owner.save()
+}
+
+// setAside moves a journal that must not be redone here out of the way.
+func (v *Volume) setAside(dir string) error {
+	base := filepath.Join(v.opt.StateDir, "quarantine")
+	if err := v.fs.MkdirAll(base, 0o700); err != nil {
+		return fmt.Errorf("create %s: %w", base, err)
+	}
+	if _, err := v.fs.Stat(dir); err != nil {
+		return nil // there is nothing to keep
+	}
+	to := filepath.Join(base, fmt.Sprintf("journal-before-epoch-%d", v.lease.doc.Epoch))
+	if err := v.fs.Rename(dir, to); err != nil {
+		return fmt.Errorf("set %s aside: %w", dir, err)
+	}
+	for _, d := range []string{base, v.opt.StateDir} {
+		if err := v.fs.SyncDir(d); err != nil {
+			return fmt.Errorf("sync %s: %w", d, err)
+		}
+	}
+	v.log.Warn("journal set aside", "directory", to)
+	return nil
+}
+
+// tidy removes cache files of inodes that are gone and frees inodes that
+// nobody can hold any more.
+func (v *Volume) tidy(ctx context.Context) error {
+	var unknown []uint64
+	err := v.cache.Inodes(func(ino uint64) error {
+		if _, err := v.inode(InodeID(ino)); errors.Is(err, ErrNotExist) {
+			unknown = append(unknown, ino)
+		} else if err != nil {
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("cache files: %w", err)
+	}
+	for _, ino := range unknown {
+		if err := v.cache.Remove(ino); err != nil {
+			v.log.Warn("cache file of an unknown inode stays", "inode", ino, "error", err)
+		}
+	}
+	err = v.index.Orphans(func(ino InodeID) bool {
+		v.reaping.add(ino)
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("orphans: %w", err)
+	}
+	for ino, joined := range v.active.orphans {
+		if joined {
+			v.reaping.add(ino)
+		}
+	}
+	return nil
+}

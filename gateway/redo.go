@@ -1,0 +1,126 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cisternfs/cistern/journal"
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// redoOwn replays the journal of this state directory, or sets it aside when
+// another owner has written to the volume since.
+func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, hint metadata.CommitID) error {
+	from := v.journal.Epoch()
+	own, err := v.sealedByUs(ctx, from, epoch, hint)
+	if err != nil {
+		return err
+	}
+	if !own {
+		if err := v.journal.Close(); err != nil {
+			v.log.Warn("closing a journal that is set aside", "error", err)
+		}
+		if err := v.setAside(dir); err != nil {
+			return err
+		}
+		v.log.Warn("another owner has written to the volume since: what this journal held beyond the bucket is kept aside for `cistern salvage`", "epoch", from)
+		return v.freshJournal(dir, epoch)
+	}
+	v.replaying = true
+	defer func() { v.replaying = false }()
+	info, err := v.journal.Replay(journal.LSN(v.head.LastLSN), journal.LSN(v.head.LastLSN), v.redo)
+	if err != nil {
+		return journalError(err)
+	}
+	if info.GapFirst != 0 {
+		if !v.opt.AcceptLostJournal {
+			return fmt.Errorf("%w: records %d to %d are missing between commit %s and the journal in %s; mount with --accept-lost-journal to go on from the commit", ErrLostJournal, info.GapFirst, info.GapLast, v.head.CommitID, dir)
+		}
+	}
+	if info.Torn {
+		v.log.Info("journal ended in a torn tail, which was never acknowledged as durable", "reason", info.TornReason, "bytes", info.TornBytes)
+	}
+	next := max(info.Last, journal.LSN(v.head.LastLSN)) + 1
+	if err := v.journal.Start(epoch, next); err != nil {
+		return journalError(err)
+	}
+	if v.active.first == 0 {
+		// Nothing of earlier reigns is left to redo.
+		v.owner.Reigns = []string{v.owner.current()}
+		return v.owner.save()
+	}
+	v.log.Info("journal redone", "first", v.active.first, "last", v.active.last)
+	return nil
+}
+
+// sealedByUs says whether every epoch from the journal's to the one before
+// ours was closed by this state directory's own reigns: then nobody else has
+// committed since the journal was written.
+func (v *Volume) sealedByUs(ctx context.Context, from, epoch uint64, hint metadata.CommitID) (bool, error) {
+	r := pathReader{v.store}
+	for e := max(from, 1); e < epoch; e++ {
+		by, err := r.sealedBy(ctx, e, hint)
+		if err != nil {
+			return false, err
+		}
+		if !v.owner.has(by) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// redo applies one record to the state, as when it was new.
+func (v *Volume) redo(r journal.Record) error {
+	op, err := decodeOp(r)
+	if err != nil {
+		return err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if ref, ok := op.(*refOp); ok {
+		if err := v.adoptReference(ref); err != nil {
+			return err
+		}
+	}
+	apply, err := op.plan(v)
+	if err != nil {
+		return fmt.Errorf("%w: journal record %d does not fit the state: %w", ErrDamaged, r.LSN, err)
+	}
+	v.applied(r.LSN, apply, r.Loc)
+	return nil
+}
+
+// verifyRecord tells the journal whether a record's reference holds: above the
+// durable LSN one that doesn't begins the torn tail.
+func (v *Volume) verifyRecord(r journal.Record) error {
+	if r.Op != opRef || uint64(r.LSN) <= v.head.LastLSN {
+		return nil
+	}
+	op, err := decodeOp(r)
+	if err != nil {
+		return err
+	}
+	o := op.(*refOp)
+	_, err = v.readReference(&reference{lsn: r.LSN, off: o.off, len: o.length, sums: o.sums}, o.ino, o.off, o.off+o.length)
+	if errors.Is(err, ErrDamaged) {
+		return fmt.Errorf("%w: %w", journal.ErrTorn, err)
+	}
+	return err
+}
+
+// adoptReference pins the bytes of a replayed reference, whose checksums
+// verifyRecord has seen, and makes the cache believe nothing else there.
+// Caller holds v.mu.
+func (v *Volume) adoptReference(o *refOp) error {
+	f := v.cache.Get(uint64(o.ino))
+	defer f.Release()
+	f.Pin(o.off, o.length)
+	v.unsynced.add(o.ino) // after a kill the bytes may be nowhere but in the kernel
+	none := func(int64, []byte) int64 { return 0 }
+	if err := f.Verify(o.off, o.length, none); err != nil {
+		return fmt.Errorf("cache file of inode %d: %w", o.ino, err)
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+package gateway
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cisternfs/cistern/cache"
+	"github.com/cisternfs/cistern/journal"
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// counters count since the mount.
+type counters struct {
+	written, fetched, uploaded atomic.Int64 // bytes
+	fetches, uploads, commits  atomic.Int64
+	folds, collected           atomic.Int64
+	throttled, cacheErrors     atomic.Int64
+	damage                     atomic.Int64
+
+	mu        sync.Mutex // guards the fields below
+	storeErr  error      // of the last failed request; nil since one succeeded
+	storeDown time.Time  // since when
+}
+
+// storeFailed notes a failed request and says whether it is the first in a row.
+func (c *counters) storeFailed(err error, now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	first := c.storeErr == nil
+	if first {
+		c.storeDown = now
+	}
+	c.storeErr = err
+	return first
+}
+
+func (c *counters) storeWorks() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.storeErr = nil
+}
+
+// progress changes whenever something reaches the bucket.
+func (c *counters) progress() int64 { return c.uploads.Load() + c.commits.Load() }
+
+// Status is a picture of a mounted volume. Sizes are in bytes.
+type Status struct {
+	Volume     string            `json:"volume"`
+	URL        string            `json:"url"`
+	StateDir   string            `json:"state_dir"`
+	Epoch      uint64            `json:"epoch"`
+	Commit     metadata.CommitID `json:"commit"`
+	CommitTime time.Time         `json:"commit_time"`
+	Durability string            `json:"durability"`
+	ReadOnly   string            `json:"read_only,omitempty"` // why, when it is
+
+	DirtyBytes     int64   `json:"dirty_bytes"`
+	DirtySeconds   float64 `json:"dirty_seconds"` // age of the oldest uncommitted change
+	Inodes         uint64  `json:"inodes"`
+	UsedBytes      int64   `json:"used_bytes"`
+	QuotaBytes     int64   `json:"quota_bytes"`
+	ReferenceBytes int64   `json:"reference_bytes"`
+	MemoryBytes    int64   `json:"memory_bytes"` // of uncommitted changes
+	OpenInodes     int     `json:"open_inodes"`
+
+	Journal      JournalStatus `json:"journal"`
+	Cache        CacheStatus   `json:"cache"`
+	Written      int64         `json:"written_bytes"`
+	Uploaded     int64         `json:"uploaded_bytes"`
+	Fetched      int64         `json:"fetched_bytes"`
+	Uploads      int64         `json:"uploads"`
+	Fetches      int64         `json:"fetches"`
+	Commits      int64         `json:"commits"`
+	Folds        int64         `json:"folds"`
+	Collected    int64         `json:"collected"`
+	Throttled    int64         `json:"throttled"` // times that a writer waited for a commit
+	Damage       int64         `json:"damage"`    // checksum mismatches and missing objects seen
+	CacheErrors  int64         `json:"cache_errors"`
+	StoreError   string        `json:"store_error,omitempty"`
+	StoreSince   *time.Time    `json:"store_error_since,omitempty"`
+	LeaseRenewed float64       `json:"lease_renewed_seconds"` // since the last renewal
+	LeaseError   string        `json:"lease_error,omitempty"`
+	CommitError  string        `json:"commit_error,omitempty"`
+	PatchedSlots int           `json:"patched_slots"`
+	Patches      int           `json:"patches"`
+}
+
+// JournalStatus is the journal's part of Status.
+type JournalStatus struct {
+	End      journal.LSN `json:"end_lsn"`
+	Durable  journal.LSN `json:"durable_lsn"`
+	Live     int64       `json:"live_bytes"`
+	Limit    int64       `json:"limit_bytes"`
+	Unsynced int64       `json:"unsynced_bytes"`
+	Syncs    uint64      `json:"syncs"`
+	Error    string      `json:"error,omitempty"`
+}
+
+// CacheStatus is the cache's part of Status.
+type CacheStatus struct {
+	Limit     int64  `json:"limit_bytes"`
+	Allocated int64  `json:"allocated_bytes"`
+	Pinned    int64  `json:"pinned_bytes"`
+	Hits      int64  `json:"hits"`
+	Misses    int64  `json:"misses"`
+	Evictions int64  `json:"evictions"`
+	Error     string `json:"error,omitempty"`
+}
+
+// Status never waits for the store or the disk.
+func (v *Volume) Status() Status {
+	s := Status{Volume: v.doc.ID, URL: v.opt.URL, StateDir: v.opt.StateDir, Durability: v.opt.Durability.String()}
+	v.mu.RLock()
+	s.Commit, s.CommitTime = v.head.CommitID, time.Unix(0, v.head.Time).UTC()
+	s.Inodes, s.UsedBytes, s.QuotaBytes, s.ReferenceBytes = v.inodes, v.used, v.settings.QuotaBytes, v.refBytes
+	for _, l := range [...]*layer{v.active, v.frozen} {
+		if l != nil {
+			s.DirtyBytes += l.data
+			s.MemoryBytes += l.mem
+		}
+	}
+	if v.stopped != nil {
+		s.ReadOnly = v.stopped.Error()
+	}
+	v.mu.RUnlock()
+	s.DirtySeconds = v.dirtyAge().Seconds()
+	s.OpenInodes = v.nodes.len()
+	v.statusParts(&s, v.journal.Stats(), v.cache.Stats())
+	return s
+}
+
+func (v *Volume) statusParts(s *Status, j journal.Stats, c cache.Stats) {
+	s.Journal = JournalStatus{End: j.End, Durable: j.Durable, Live: j.LiveBytes, Limit: v.opt.JournalBytes, Unsynced: j.UnsyncedBytes, Syncs: j.Syncs, Error: text(j.LastError)}
+	s.Cache = CacheStatus{Limit: c.Limit, Allocated: c.Allocated, Pinned: c.Pinned, Hits: c.Hits, Misses: c.Misses, Evictions: c.Evictions, Error: text(c.LastError)}
+	n := v.stat
+	s.Written, s.Uploaded, s.Fetched = n.written.Load(), n.uploaded.Load(), n.fetched.Load()
+	s.Uploads, s.Fetches, s.Commits = n.uploads.Load(), n.fetches.Load(), n.commits.Load()
+	s.Folds, s.Collected, s.Throttled = n.folds.Load(), n.collected.Load(), n.throttled.Load()
+	s.Damage, s.CacheErrors = n.damage.Load(), n.cacheErrors.Load()
+	n.mu.Lock()
+	if n.storeErr != nil {
+		since := n.storeDown
+		s.StoreError, s.StoreSince = n.storeErr.Error(), &since
+	}
+	n.mu.Unlock()
+	v.lease.mu.Lock()
+	s.Epoch = v.lease.doc.Epoch
+	s.LeaseRenewed, s.LeaseError = time.Since(v.lease.renewed).Seconds(), text(v.lease.err)
+	v.lease.mu.Unlock()
+	v.commit.mu.Lock()
+	s.CommitError = text(v.commit.lastErr)
+	v.commit.mu.Unlock()
+	v.folds.mu.Lock()
+	s.PatchedSlots, s.Patches = len(v.folds.slots), v.folds.total
+	v.folds.mu.Unlock()
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

@@ -1,0 +1,188 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// View is a volume as one commit has it, read from the bucket alone. It needs
+// no lease and no local state. Safe for concurrent use.
+type View struct {
+	*fetcher
+	url   string
+	doc   metadata.VolumeDoc
+	index *metadata.Index
+	kv    metadata.KV
+	stats counters
+}
+
+// ViewOptions tell OpenView what to read.
+type ViewOptions struct {
+	Store   objstore.Store
+	URL     string
+	KV      metadata.KV // an empty store for the index; closed by Close
+	Commit  uint64      // number of the commit to show; 0: the last
+	Fetches int         // parallel ranged reads, default 16
+}
+
+// OpenView reads a volume's state as of a commit.
+func OpenView(ctx context.Context, o ViewOptions) (*View, error) {
+	if o.Fetches == 0 {
+		o.Fetches = 16
+	}
+	doc, err := ReadVolumeDoc(ctx, o.Store, o.URL)
+	if err != nil {
+		return nil, err
+	}
+	head, err := headOf(ctx, o.Store)
+	if err != nil {
+		return nil, err
+	}
+	if o.Commit != 0 {
+		if head, err = commitAt(ctx, o.Store, head, o.Commit, o.URL); err != nil {
+			return nil, err
+		}
+	}
+	v := &View{url: o.URL, doc: *doc, kv: o.KV}
+	v.fetcher = newFetcher(o.Store, doc.ID, o.Fetches, &v.stats, time.Now)
+	if v.index, err = loadIndex(ctx, o.Store, o.KV, doc.ObjectSize, head); err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// headOf finds the last commit without taking the lease.
+func headOf(ctx context.Context, s objstore.Store) (*entry, error) {
+	l, _, err := readLease(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	head, _, err := pathReader{s}.head(ctx, l.Epoch, l.Hint)
+	return head, err
+}
+
+// commitAt finds a commit by its number, from the epoch of a later one down.
+func commitAt(ctx context.Context, s objstore.Store, head *entry, n uint64, url string) (*entry, error) {
+	if n > head.id.N {
+		return nil, fmt.Errorf("%w: %s has no commit %d: its last is %d", ErrNotExist, url, n, head.id.N)
+	}
+	r := pathReader{s}
+	for e := head.id.Epoch; e > 0; e-- {
+		x, err := r.read(ctx, metadata.CommitID{Epoch: e, N: n})
+		if err != nil {
+			return nil, err
+		}
+		if x == nil {
+			continue
+		}
+		if x.seal != nil {
+			return nil, fmt.Errorf("%w: number %d of %s is no commit but the end of epoch %d", ErrNotExist, n, url, e)
+		}
+		return x, nil
+	}
+	return nil, fmt.Errorf("%w: commit %d of %s was collected", ErrNotExist, n, url)
+}
+
+// Close gives the index's store back.
+func (v *View) Close() error { return v.kv.Close() }
+
+// Head is the commit that is shown.
+func (v *View) Head() metadata.Head { return v.index.Head() }
+
+// Doc is the volume's identity.
+func (v *View) Doc() metadata.VolumeDoc { return v.doc }
+
+// Index is the state's index, for reports.
+func (v *View) Index() *metadata.Index { return v.index }
+
+// Inode returns a node's attributes.
+func (v *View) Inode(ino InodeID) (*Inode, error) {
+	n, err := v.index.Inode(ino)
+	if errors.Is(err, metadata.ErrNotExist) {
+		return nil, ErrNotExist
+	}
+	return n, err
+}
+
+// Lookup finds a path from the top directory; symbolic links are not followed.
+func (v *View) Lookup(path string) (*Inode, error) {
+	n, err := v.Inode(metadata.RootInode)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range strings.Split(path, "/") {
+		if name == "" || name == "." {
+			continue
+		}
+		if n.Mode&modeType != modeDir {
+			return nil, ErrNotDir
+		}
+		d, err := v.index.Lookup(n.ID, name)
+		if errors.Is(err, metadata.ErrNotExist) {
+			return nil, ErrNotExist
+		}
+		if err != nil {
+			return nil, err
+		}
+		if n, err = v.Inode(d.Inode); err != nil {
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+// Names calls fn for a directory's names until it returns false.
+func (v *View) Names(ino InodeID, fn func(metadata.Dentry) bool) error {
+	return v.index.Names(ino, 0, fn)
+}
+
+// Read fills p with a file's bytes from off on, as Handle.Read does.
+func (v *View) Read(ctx context.Context, n *Inode, p []byte, off int64) (int, error) {
+	if off < 0 {
+		return 0, ErrInvalid
+	}
+	if off >= n.Size {
+		return 0, nil
+	}
+	p = p[:min(int64(len(p)), n.Size-off)]
+	for at := off; at < off+int64(len(p)); {
+		no := at / v.doc.ObjectSize
+		end := min(off+int64(len(p)), (no+1)*v.doc.ObjectSize)
+		s, err := v.index.Slot(n.ID, uint32(no))
+		if err != nil {
+			return 0, fmt.Errorf("slot %d of inode %d: %w", no, n.ID, err)
+		}
+		buf := p[at-off : end-off]
+		if s == nil {
+			clear(buf)
+		} else if err := v.readSlot(ctx, s, uint32(at-no*v.doc.ObjectSize), buf); err != nil {
+			return 0, err
+		}
+		at = end
+	}
+	return len(p), nil
+}
+
+// readSlot reads whole blocks and copies what is asked for.
+func (v *View) readSlot(ctx context.Context, s *metadata.Slot, off uint32, p []byte) error {
+	from := off / metadata.BlockSize * metadata.BlockSize
+	to := min(s.End(), (off+uint32(len(p))+metadata.BlockSize-1)/metadata.BlockSize*metadata.BlockSize)
+	clear(p)
+	if to <= from {
+		return nil
+	}
+	raw := make([]byte, to-from)
+	if err := v.assemble(ctx, s, from, raw); err != nil {
+		return err
+	}
+	if off-from < uint32(len(raw)) {
+		copy(p, raw[off-from:])
+	}
+	return nil
+}

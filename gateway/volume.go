@@ -1,0 +1,423 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cisternfs/cistern/cache"
+	"github.com/cisternfs/cistern/internal/extent"
+	"github.com/cisternfs/cistern/internal/vfs"
+	"github.com/cisternfs/cistern/journal"
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// Volume is a mounted volume with this process as its one writer. All methods
+// are safe for concurrent use.
+type Volume struct {
+	*fetcher
+	opt        Options
+	log        *slog.Logger
+	fs         vfs.FS
+	doc        metadata.VolumeDoc
+	objectSize int64
+
+	journal *journal.Journal
+	cache   *cache.Cache
+	index   *metadata.Index
+	kv      metadata.KV
+	owner   *ownerFile
+	stateLk interface{ Close() error }
+	nodes   nodeTable
+	lease   leaseState
+	blocks  blockTable
+	uploads *budget // bytes of buffers being uploaded
+	ahead   chan readAheadTask
+
+	mu            sync.RWMutex // guards the fields below; see doc.go for the order of locks
+	active        *layer
+	frozen        *layer                            // being committed, or nil
+	refs          map[InodeID]*extent.Map[refValue] // uncommitted references
+	refBytes      int64
+	used          int64  // Totals.UsedBytes as of now
+	inodes        uint64 // Totals.Inodes as of now
+	nextInode     InodeID
+	settings      metadata.Settings
+	head          metadata.Head
+	sinceManifest manifestState
+	stopped       error // why nothing may be written any more, or nil
+
+	replaying bool         // redo runs: limits don't apply
+	sinceSync atomic.Int64 // bytes appended since the journal was last synced
+	unsynced  syncSet      // cache files with references not yet durable
+
+	commit  commitState
+	reaping reapQueue
+	folds   foldState
+
+	group  sync.WaitGroup
+	ctx    context.Context // ends when Close gives up waiting
+	cancel context.CancelFunc
+	quit   chan struct{} // closed when background work must end
+	closed atomic.Bool
+}
+
+// errStopped wraps why a volume takes no more writes.
+func (v *Volume) writable() error {
+	if v.stopped != nil {
+		return v.stopped
+	}
+	return nil
+}
+
+// stop makes the volume read-only for good, and says so once.
+func (v *Volume) stop(reason error) {
+	v.mu.Lock()
+	first := v.stopped == nil
+	if first {
+		v.stopped = reason
+	}
+	v.mu.Unlock()
+	if first {
+		v.log.Error("volume turned read-only", "volume", v.opt.URL, "reason", reason)
+		v.commit.wake(reason)
+	}
+}
+
+// Stopped returns why the volume is read-only, or nil.
+func (v *Volume) Stopped() error {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.stopped
+}
+
+// ReadOnly says whether writes are refused.
+func (v *Volume) ReadOnly() bool { return v.Stopped() != nil }
+
+// ObjectSize is the size of a slot in bytes.
+func (v *Volume) ObjectSize() int64 { return v.objectSize }
+
+// ID is the volume's identity.
+func (v *Volume) ID() string { return v.doc.ID }
+
+func (v *Volume) clock() int64 { return v.opt.Now().UnixNano() }
+
+// Appended operations need at most this many bytes beside their data and names.
+const opOverhead = 512
+
+// reserve waits for room for an operation of n bytes: in the journal, and in
+// the memory and cache that uncommitted changes may take. It is called before
+// any lock.
+func (v *Volume) reserve(ctx context.Context, n int) (*journal.Reservation, error) {
+	if err := v.Stopped(); err != nil {
+		return nil, err
+	}
+	if v.opt.LimitENOSPC {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, v.opt.LimitWait, errLimit)
+		defer cancel()
+	}
+	if err := v.waitRoom(ctx); err != nil {
+		return nil, v.waitError(ctx, err)
+	}
+	if err := v.boundUnsynced(ctx); err != nil {
+		return nil, v.waitError(ctx, err)
+	}
+	res, err := v.journal.Reserve(ctx, int64(n)+opOverhead, false)
+	if err != nil {
+		return nil, v.waitError(ctx, err)
+	}
+	return res, nil
+}
+
+var errLimit = errors.New("limit of uncommitted data reached")
+
+// waitError turns what a wait ended with into what the caller answers.
+func (v *Volume) waitError(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(context.Cause(ctx), errLimit), errors.Is(err, journal.ErrNoSpace):
+		return fmt.Errorf("%w: %w", ErrNoSpace, err)
+	case errors.Is(err, journal.ErrBroken):
+		v.stop(fmt.Errorf("%w: %w", ErrReadOnly, err))
+		return v.Stopped()
+	case errors.Is(err, journal.ErrClosed):
+		return ErrClosed
+	case ctx.Err() != nil:
+		return ErrInterrupted
+	}
+	return err
+}
+
+// waitRoom waits while uncommitted changes take more memory or cache than they may.
+func (v *Volume) waitRoom(ctx context.Context) error {
+	for {
+		v.mu.RLock()
+		full := v.overLimit()
+		stopped := v.stopped
+		ch := v.commit.changed()
+		v.mu.RUnlock()
+		if stopped != nil {
+			return stopped
+		}
+		if !full {
+			return nil
+		}
+		v.stat.throttled.Add(1)
+		v.kickCommit()
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// overLimit says whether writers must wait for a commit. Caller holds v.mu.
+func (v *Volume) overLimit() bool {
+	mem := v.active.mem
+	if v.frozen != nil {
+		mem += v.frozen.mem
+	}
+	return mem > v.opt.MemoryBytes
+}
+
+// Unsynced journal bytes above which a sync is asked for, and above which the
+// writer does it itself.
+const (
+	syncSoon = 4 << 20
+	syncNow  = 12 << 20
+)
+
+func (v *Volume) boundUnsynced(ctx context.Context) error {
+	if v.sinceSync.Load() < syncNow {
+		return nil
+	}
+	return v.syncJournal(ctx, v.journal.End())
+}
+
+// syncJournal makes everything up to lsn durable on the local disk.
+func (v *Volume) syncJournal(ctx context.Context, lsn journal.LSN) error {
+	before := v.sinceSync.Load()
+	if err := v.journal.Sync(ctx, lsn); err != nil {
+		return v.waitError(ctx, err)
+	}
+	if before > 0 {
+		v.sinceSync.Add(-before)
+	}
+	return nil
+}
+
+// do journals and applies one operation. The caller has reserved for it and
+// holds no lock but the range lock that the operation needs.
+func (v *Volume) do(res *journal.Reservation, op operation, data []byte) (journal.LSN, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.doLocked(res, op, data)
+}
+
+func (v *Volume) doLocked(res *journal.Reservation, op operation, data []byte) (journal.LSN, error) {
+	if err := v.writable(); err != nil {
+		return 0, err
+	}
+	apply, err := op.plan(v)
+	if err != nil {
+		return 0, err
+	}
+	lsn, locs, err := v.journal.Append(res, journal.Entry{Op: op.kind(), Body: encodeOp(op), Data: data})
+	if err != nil {
+		return 0, v.appendError(err)
+	}
+	v.applied(lsn, apply, locs[0])
+	v.sinceSync.Add(int64(len(data)) + opOverhead/2)
+	return lsn, nil
+}
+
+// appendError stops the volume when the journal can't be written any more.
+// Caller holds v.mu.
+func (v *Volume) appendError(err error) error {
+	if !errors.Is(err, journal.ErrBroken) {
+		return fmt.Errorf("journal: %w", err)
+	}
+	if v.stopped == nil {
+		v.stopped = fmt.Errorf("%w: %w", ErrReadOnly, err)
+		v.log.Error("volume turned read-only", "volume", v.opt.URL, "reason", err)
+	}
+	return v.stopped
+}
+
+// applied applies an operation that the journal has. Caller holds v.mu.
+func (v *Volume) applied(lsn journal.LSN, apply func(journal.LSN, journal.Loc), loc journal.Loc) {
+	if v.active.first == 0 {
+		v.active.first = lsn
+		v.commit.dirtySince(time.Now())
+	}
+	v.active.last = lsn
+	apply(lsn, loc)
+}
+
+// change reserves for, journals and applies an operation without data.
+func (v *Volume) change(ctx context.Context, op operation, names int) error {
+	res, err := v.reserve(ctx, names)
+	if err != nil {
+		return err
+	}
+	defer res.Release()
+	_, err = v.do(res, op, nil)
+	return err
+}
+
+// checkQuota refuses to grow beyond the quota. Caller holds v.mu.
+func (v *Volume) checkQuota(grow int64) error {
+	if grow <= 0 || v.replaying {
+		return nil
+	}
+	if q := v.settings.QuotaBytes; q > 0 && v.used+grow > q {
+		return fmt.Errorf("%w: %d bytes used, %d more wanted, quota %d", ErrQuota, v.used, grow, q)
+	}
+	return nil
+}
+
+// Statfs answers statfs(2).
+func (v *Volume) Statfs() Statfs {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	s := Statfs{Total: v.settings.QuotaBytes, Used: v.used, Inodes: v.inodes}
+	if s.Total == 0 {
+		s.Total = 1 << 50
+	}
+	return s
+}
+
+// Fsync makes everything acknowledged so far durable in the mount's mode,
+// whatever inode it is asked for.
+func (v *Volume) Fsync(ctx context.Context, ino InodeID) error {
+	if err := v.Stopped(); err != nil && !errors.Is(err, ErrFenced) {
+		return err
+	}
+	lsn := v.journal.End()
+	if err := v.syncJournal(ctx, lsn); err != nil {
+		return err
+	}
+	switch d := v.opt.Durability; d.Mode {
+	case ModeBucket:
+		return v.waitCommitted(ctx, lsn)
+	case ModeLag:
+		return v.waitLag(ctx, d.Lag)
+	}
+	return v.leaseGate(ctx)
+}
+
+// syncSet is the set of cache files with references that no sync covers yet.
+type syncSet struct {
+	mu    sync.Mutex
+	files map[InodeID]struct{}
+}
+
+func (s *syncSet) add(ino InodeID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.files == nil {
+		s.files = map[InodeID]struct{}{}
+	}
+	s.files[ino] = struct{}{}
+}
+
+func (s *syncSet) take() map[InodeID]struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.files
+	s.files = nil
+	return m
+}
+
+// syncReferences makes the bytes of all references so far durable; the journal
+// calls it before each fdatasync. On failure the journal writes the records
+// anew with the bytes in them (expandReference).
+func (v *Volume) syncReferences() error {
+	files := v.unsynced.take()
+	var first error
+	for ino := range files {
+		f := v.cache.Get(uint64(ino))
+		err := f.Sync()
+		f.Release()
+		if err != nil && first == nil {
+			first = fmt.Errorf("sync cache file of inode %d: %w", ino, err)
+		}
+	}
+	return first
+}
+
+// expandReference replaces a reference's record by one that carries the bytes.
+func (v *Volume) expandReference(lsn journal.LSN, e journal.Entry) (journal.Entry, error) {
+	if e.Op != opRef {
+		return e, nil
+	}
+	op, err := decodeOp(journal.Record{LSN: lsn, Op: e.Op, Body: e.Body})
+	if err != nil {
+		return e, err
+	}
+	o := op.(*refOp)
+	data, err := v.readReference(&reference{lsn: lsn, off: o.off, len: o.length, sums: o.sums}, o.ino, o.off, o.off+o.length)
+	if err != nil {
+		return e, err
+	}
+	w := &writeOp{ino: o.ino, off: o.off, length: o.length, time: o.time, killID: o.killID}
+	return journal.Entry{Op: opWrite, Body: encodeOp(w), Data: data}, nil
+}
+
+const wholeFile = int64(math.MaxInt64)
+
+// budget is a bounded number of bytes.
+type budget struct {
+	mu   sync.Mutex
+	free int64
+	all  int64
+	ch   chan struct{}
+}
+
+func newBudget(n int64) *budget { return &budget{free: n, all: n, ch: make(chan struct{})} }
+
+// take waits for n bytes; more than there ever are counts as all of them.
+func (b *budget) take(ctx context.Context, n int64) (int64, error) {
+	n = min(n, b.all)
+	for {
+		b.mu.Lock()
+		if b.free >= n {
+			b.free -= n
+			b.mu.Unlock()
+			return n, nil
+		}
+		ch := b.ch
+		b.mu.Unlock()
+		select {
+		case <-ch:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+}
+
+func (b *budget) give(n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.free += n
+	close(b.ch)
+	b.ch = make(chan struct{})
+}
+
+// sleep waits for d, or less when ctx ends or the volume closes.
+func (v *Volume) sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
