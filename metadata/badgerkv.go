@@ -1,6 +1,7 @@
 package metadata
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -50,19 +51,9 @@ func OpenBadgerKV(dir string, logger *slog.Logger) (kv *BadgerKV, err error) {
 		return nil, damaged("index "+dir, "the last attempt to open it never ended")
 	}
 	l := &badgerLog{log: logger}
-	o := badgerOptions(dir, l)
-	db, err := openMarked(o, mark)
+	db, err := openMarked(badgerOptions(dir, l), mark)
 	if err != nil {
 		return nil, openError(dir, err)
-	}
-	if l.errors.Load() > 0 {
-		// Badger leaves a table with a bad checksum out and goes on.
-		err = damaged("index "+dir, "%s", l.first())
-	} else if verr := db.VerifyChecksum(); verr != nil {
-		err = damaged("index "+dir, "%v", verr)
-	}
-	if err != nil {
-		return nil, errors.Join(err, db.Close())
 	}
 	return &BadgerKV{db: db, dir: dir, log: l}, nil
 }
@@ -87,7 +78,7 @@ func badgerOptions(dir string, l *badgerLog) badger.Options {
 	return o
 }
 
-// openMarked opens the database between setting and removing the mark.
+// openMarked opens and verifies the database between setting and removing the mark.
 func openMarked(o badger.Options, mark string) (db *badger.DB, err error) {
 	f, err := os.OpenFile(mark, os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -96,15 +87,76 @@ func openMarked(o badger.Options, mark string) (db *badger.DB, err error) {
 	if err := f.Close(); err != nil {
 		return nil, err
 	}
+	if err = checkTableEnds(o.Dir); err == nil {
+		db, err = openVerified(o)
+	}
+	if rerr := os.Remove(mark); err == nil && rerr != nil {
+		return nil, errors.Join(rerr, db.Close())
+	}
+	return db, err
+}
+
+// checkTableEnds looks at what Badger believes without a check and ends the
+// process over: a table ends in | index | length 4B | checksum | length 4B |.
+func checkTableEnds(dir string) error {
+	tables, err := filepath.Glob(filepath.Join(dir, "*.sst"))
+	if err != nil {
+		return err
+	}
+	for _, name := range tables {
+		if err := checkTableEnd(name); err != nil {
+			return fmt.Errorf("table %s: %w", filepath.Base(name), err)
+		}
+	}
+	return nil
+}
+
+func checkTableEnd(name string) (err error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	end := info.Size()
+	for _, part := range []string{"checksum", "index"} {
+		var length [4]byte
+		if end < 4 {
+			return fmt.Errorf("it ends before its %s", part)
+		}
+		if _, err := f.ReadAt(length[:], end-4); err != nil {
+			return err
+		}
+		n := int64(binary.BigEndian.Uint32(length[:]))
+		if n == 0 || n > end-4 {
+			return fmt.Errorf("a %s of %d bytes in %d", part, n, end)
+		}
+		end -= 4 + n
+	}
+	return nil
+}
+
+func openVerified(o badger.Options) (db *badger.DB, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			db, err = nil, fmt.Errorf("its contents made the store panic: %v", p)
+			err = fmt.Errorf("its contents made the store panic: %v", p)
 		}
-		if rerr := os.Remove(mark); rerr != nil && err == nil {
-			db, err = nil, errors.Join(rerr, db.Close())
+		if err != nil && db != nil {
+			err = errors.Join(err, db.Close())
+			db = nil
 		}
 	}()
-	return badger.Open(o)
+	if db, err = badger.Open(o); err != nil {
+		return nil, err
+	}
+	if l := o.Logger.(*badgerLog); l.errors.Load() > 0 {
+		// Badger leaves a table with a bad checksum out and goes on.
+		return db, errors.New(l.first())
+	}
+	return db, db.VerifyChecksum()
 }
 
 // openError tells damage, which a rebuild cures, from what it does not.

@@ -193,6 +193,7 @@ func openByChild(t *testing.T, dir string) string {
 	cmd.Env = append(os.Environ(), openInChild+"="+dir)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
+		t.Logf("%s", out)
 		return "died"
 	}
 	_, said, _ := strings.Cut(string(out), "opened: ")
