@@ -39,6 +39,11 @@ type Server struct {
 // the mount is ready. ctx is the mount's: when it ends, calls under way give
 // up, but the mount stays. The volume is not closed.
 func Mount(ctx context.Context, v *gateway.Volume, dir string, o Options) (*Server, error) {
+	return mount(ctx, v, dir, o, (*Server).mountDirect)
+}
+
+// mount tries how first, and fusermount3 where that is not permitted.
+func mount(ctx context.Context, v *gateway.Volume, dir string, o Options, how func(*Server, *Options) error) (*Server, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
@@ -51,7 +56,7 @@ func Mount(ctx context.Context, v *gateway.Volume, dir string, o Options) (*Serv
 	}
 	s := &Server{fs: newFileSystem(ctx, v, &o), dir: dir, done: make(chan struct{}), log: o.Logger}
 	s.fs.dead = s.dead
-	err = s.mountDirect(&o)
+	err = how(s, &o)
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) {
 		err = s.mountHelped(&o)
 	}

@@ -1,6 +1,7 @@
 package fuse
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -37,7 +38,10 @@ func (s *Server) InvalidateAttr(ino gateway.InodeID) error {
 // for operations on names in parent, so it must not be called while one of
 // them waits for the caller.
 func (s *Server) InvalidateEntry(parent gateway.InodeID, name string) error {
-	return notified("directory", parent, s.raw.EntryNotify(uint64(parent), name))
+	entry := notified("directory", parent, s.raw.EntryNotify(uint64(parent), name))
+	// For a name that the kernel does not know that did nothing, and it may
+	// have a listing without the name.
+	return errors.Join(entry, s.Invalidate(parent))
 }
 
 func notified(what string, ino gateway.InodeID, status fuse.Status) error {
