@@ -429,7 +429,7 @@ func (j *Journal) Stats() Stats {
 	}
 	s.ReservedBytes = j.space.reserved
 	if j.state == stateStarted {
-		s.FreeBytes = max(0, j.roomFor(false)-j.space.reserved)
+		s.FreeBytes = j.freeBytes()
 	}
 	s.UnsyncedBytes = j.unsynced
 	s.Waiting = len(j.space.engine) + len(j.space.ordinary)

@@ -15,9 +15,8 @@ const retryNoSpace = time.Second
 
 // space is who was granted room and who waits for it; Journal.mu guards it.
 //
-// A reservation is granted only against files that exist. Up to the size of the
-// largest reservation, less one byte, may stay unused at the end of each file but
-// the last, because a group never spans files.
+// A reservation is granted only against files that exist, and so that all that
+// is granted fits in any order, although a group never spans files: see room.
 type space struct {
 	reserved int64 // bytes granted and not appended
 	largest  int64 // reservation since reserved was 0
@@ -118,25 +117,25 @@ func (j *Journal) consume(r *Reservation, n int64) {
 	}
 }
 
-// room returns the bytes that groups of at most largest bytes find for sure in
-// the current file and so many more; mu is held.
-func (j *Journal) room(more int, largest int64) int64 {
+// room returns the bytes that the current file and so many more hold, less what
+// appending the wanted bytes may waste: at the end of each file but the last no
+// more than the largest group, and by each group no more than its own size. mu
+// is held.
+func (j *Journal) room(more int, largest, wanted int64) int64 {
 	cur := j.current()
-	left := cur.size - cur.end
+	left, whole := cur.size-cur.end, j.o.FileSize-headerSize
 	if more <= 0 {
 		return left
 	}
-	whole := j.o.FileSize - headerSize
-	return max(0, left-largest) + int64(more-1)*max(0, whole-largest) + whole
+	waste := min(left, largest) + int64(more-1)*min(whole, largest)
+	return left + int64(more)*whole - min(waste, wanted)
 }
 
-// roomFor returns what reservations can get in all, when every file is made.
-func (j *Journal) roomFor(engine bool) int64 {
-	n := j.room(len(j.spares)+max(0, j.maxFiles-j.total), j.space.largest)
-	if !engine {
-		n -= j.o.MaxBytes / 10
-	}
-	return n
+// freeBytes returns what ordinary reservations still get when every file is
+// made; mu is held.
+func (j *Journal) freeBytes() int64 {
+	more := len(j.spares) + max(0, j.maxFiles-j.total)
+	return max(0, j.room(more, j.space.largest, j.space.reserved)-j.o.MaxBytes/10-j.space.reserved)
 }
 
 // verdict is what can be done for a waiter.
@@ -156,9 +155,9 @@ func (j *Journal) judge(w *waiter) verdict {
 		kept = 0 // the latter waits in vain: nothing can be freed
 	}
 	creatable := max(0, j.maxFiles-j.total)
-	now := j.room(len(j.spares), largest)
+	now := j.room(len(j.spares), largest, wanted)
 	fitsNow := wanted <= now && (!s.full || wanted+kept <= now) // on a full disk the engine's tenth must exist
-	fitsAtAll := wanted+kept <= j.room(len(j.spares)+creatable, largest)
+	fitsAtAll := wanted+kept <= j.room(len(j.spares)+creatable, largest, wanted)
 	switch {
 	case fitsAtAll && fitsNow:
 		return grant
