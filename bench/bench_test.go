@@ -155,6 +155,7 @@ func TestStoreMeter_CountsNewKeysOnce(t *testing.T) {
 		put("objects/x", 500)
 		put("lease.json", 70)
 		put("objects/.unfinished", 900)
+		put("objects/empty", 0)
 		return nil
 	})
 	if err != nil {
@@ -167,7 +168,7 @@ func TestStoreMeter_CountsNewKeysOnce(t *testing.T) {
 	if found, err := m.look(); found || err != nil {
 		t.Errorf("look: %v, %v", found, err)
 	}
-	if total, n := m.bytes(); total != 513 || n != 3 {
+	if total, n := m.bytes(); total != 513 || n != 4 {
 		t.Errorf("all: %d bytes in %d", total, n)
 	}
 	if total, n := m.bytes("segments", "commits"); total != 13 || n != 2 {

@@ -105,6 +105,7 @@ func parseFlags(s Suite, args []string) (Config, options, error) {
 	flags.StringVar(&o.json, "json", "", "also write the results to this file")
 	flags.StringVar(&o.jobs, "jobs", "", "jobs to run, by comma; all when empty")
 	flags.StringVar(&o.kinds, "dirs", "ext4,loopback,mount,fixed", "what to run on, by comma")
+	flags.StringVar(&c.Cistern, "cistern", "", "cistern binary to measure; this module's, built, when empty")
 	flags.StringVar(&o.base, "base", "", "directory on the disk to be measured; a fresh one in the temporary directory when empty")
 	if err := flags.Parse(args); err != nil {
 		return c, o, errors.Join(errUsage, err)
@@ -200,7 +201,7 @@ func buildPrograms(ctx context.Context, kinds []Kind, dir string, c *Config) (er
 			return err
 		}
 	}
-	if slices.Contains(kinds, Mount) || slices.Contains(kinds, Fixed) {
+	if c.Cistern == "" && (slices.Contains(kinds, Mount) || slices.Contains(kinds, Fixed)) {
 		if c.Cistern, err = harness.Build(ctx, "./cmd/cistern", dir); err != nil {
 			return err
 		}

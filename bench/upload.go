@@ -57,7 +57,7 @@ func (m *storeMeter) look() (bool, error) {
 				return ignoreGone(err)
 			}
 			key, err := filepath.Rel(m.dir, name)
-			if err == nil && m.seen[key] == 0 {
+			if _, known := m.seen[key]; err == nil && !known {
 				m.seen[key], found = info.Size(), true
 			}
 			return err

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 const (
 	writers    = 4
 	quickStart = 5 * time.Second // a restart past this is noted in the log
+	aloneFor   = 2 * time.Second // how long a database may go on without its mount
 )
 
 // victim is what a round kills.
@@ -60,7 +62,7 @@ func crashRounds(t *testing.T, b *backend, n int, victims ...victim) {
 		w.waitTotal(t, l, target)
 		who := victims[round%len(victims)]
 		t.Logf("round %d: kill %s after %d transactions", round, who, l.Total())
-		kill(t, b, server, who)
+		kill(t, b, server, who, w)
 		w.stop()
 		since := restart(t, b, server)
 		verify(t, server, l, OneInFlight, since)
@@ -71,17 +73,29 @@ func crashRounds(t *testing.T, b *backend, n int, victims ...victim) {
 	}
 }
 
-// kill ends who with SIGKILL. When only the mount dies, the database meets
-// errors on all its files; whatever it makes of them, it is killed as well
-// before anything is mounted again.
-func kill(t *testing.T, b *backend, server *harness.MariaDB, who victim) {
+// kill ends who with SIGKILL. When only the mount dies, the database goes on
+// for a moment and meets errors on all its files; whatever it makes of them, it
+// is killed as well before anything is mounted again.
+func kill(t *testing.T, b *backend, server *harness.MariaDB, who victim, w *load) {
 	t.Helper()
-	if who == killMount || who == killBoth {
-		if who == killBoth {
-			// Both at once: the database's last requests are still under way.
-			go server.Kill()
-		}
+	var both sync.WaitGroup
+	if who == killBoth {
+		// At once: the database's last requests are still under way.
+		both.Go(func() {
+			if err := server.Kill(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if who != killDatabase {
 		b.killMount(t)
+	}
+	both.Wait()
+	if who == killMount {
+		select {
+		case <-w.done:
+		case <-time.After(aloneFor):
+		}
 	}
 	if err := server.Kill(); err != nil {
 		t.Fatal(err)
@@ -215,7 +229,7 @@ func TestBucketAlone_AfterSync_HoldsTheLedger(t *testing.T) {
 	t.Logf("commit %s holds at least %d transactions", commit, before.Total())
 	w.waitTotal(t, l, l.Total()+200)
 	state := b.mount.StateDir
-	kill(t, b, server, killBoth)
+	kill(t, b, server, killBoth, w)
 	w.stop()
 	if err := os.RemoveAll(state); err != nil {
 		t.Fatal(err)

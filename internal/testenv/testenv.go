@@ -63,8 +63,15 @@ func Binary(t testing.TB, pkg string) string {
 	return path
 }
 
-// Cistern returns the path of the cistern binary.
-func Cistern(t testing.TB) string { t.Helper(); return Binary(t, "./cmd/cistern") }
+// Cistern returns the path of the cistern binary: what CISTERN_BINARY names, so
+// that a released one can be tested, or this module's, built.
+func Cistern(t testing.TB) string {
+	t.Helper()
+	if binary := os.Getenv("CISTERN_BINARY"); binary != "" {
+		return binary
+	}
+	return Binary(t, "./cmd/cistern")
+}
 
 // Format makes a volume at url; args are further flags of `cistern format`.
 func Format(t testing.TB, url string, args ...string) {
