@@ -19,7 +19,7 @@ static:
 	@files="$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go'))"; \
 	if [ -n "$$files" ]; then echo "not formatted (gofmt -w mends it):"; echo "$$files"; exit 1; fi
 	$(GO) vet ./...
-	$(GO) test ./internal/lint
+	$(GO) test -count 1 ./internal/lint
 
 check: static
 	CI= $(GO) test -short -timeout 5m ./...
