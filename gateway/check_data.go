@@ -1,0 +1,237 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// checkBatch bounds the slots that are verified at a time.
+const checkBatch = 64
+
+// oneSlot is a slot to verify.
+type oneSlot struct {
+	ino InodeID
+	no  uint32
+	s   *metadata.Slot
+}
+
+// slots verifies what every slot refers to.
+func (c *check) slots(ctx context.Context) error {
+	if err := c.measure(); err != nil {
+		return err
+	}
+	var batch []oneSlot
+	var first error
+	run := func() bool {
+		first = c.inParallel(ctx, len(batch), func(ctx context.Context, i int) error {
+			return c.slot(ctx, batch[i])
+		})
+		batch = batch[:0]
+		return first == nil
+	}
+	err := c.ix.AllSlots(func(ino InodeID, no uint32, s *metadata.Slot) bool {
+		batch = append(batch, oneSlot{ino, no, s})
+		return len(batch) < checkBatch || run()
+	})
+	if err != nil {
+		return fmt.Errorf("slots of the index: %w", err)
+	}
+	if first == nil && len(batch) > 0 {
+		run()
+	}
+	if first != nil && ctx.Err() != nil {
+		return ErrInterrupted
+	}
+	return first
+}
+
+// measure counts what there is to do.
+func (c *check) measure() error {
+	err := c.ix.AllSlots(func(_ InodeID, _ uint32, s *metadata.Slot) bool {
+		c.r.Slots++
+		if s.Base != nil {
+			c.r.Objects++
+		}
+		c.total += c.work(s)
+		return true
+	})
+	if err != nil {
+		return fmt.Errorf("slots of the index: %w", err)
+	}
+	return nil
+}
+
+// work is what a slot counts for the progress.
+func (c *check) work(s *metadata.Slot) int64 {
+	if !c.o.Data {
+		return 1
+	}
+	n := s.PatchBytes()
+	if s.Base != nil {
+		n += int64(s.Base.Len)
+	}
+	return n
+}
+
+// slot verifies one slot. What is wrong counts only if the slot is still the
+// same afterwards: otherwise it was folded, and its old parts may be gone.
+func (c *check) slot(ctx context.Context, at oneSlot) error {
+	const tries = 5
+	var found []Problem
+	for range tries {
+		var err error
+		if found, err = c.verify(ctx, at); err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			break
+		}
+		now, err := c.ix.Slot(at.ino, at.no)
+		if err != nil {
+			return fmt.Errorf("slot %d of inode %d: %w", at.no, at.ino, err)
+		}
+		if now.Same(at.s) {
+			break
+		}
+		if found, at.s = nil, now; now == nil {
+			break
+		}
+	}
+	for _, p := range found {
+		c.problem(p)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.done += c.work(at.s)
+	if c.o.Progress != nil {
+		c.o.Progress(min(c.done, c.total), c.total)
+	}
+	return nil
+}
+
+func (c *check) own(r metadata.Ref) bool { return r.Volume == "" || r.Volume == c.id }
+
+func (c *check) verify(ctx context.Context, at oneSlot) ([]Problem, error) {
+	var found []Problem
+	start := int64(at.no) * c.slotSz
+	if b := at.s.Base; b != nil && c.own(b.Ref) {
+		wrong, err := c.lookUp(ctx, b.Key, int64(b.Len))
+		if err != nil {
+			return nil, err
+		}
+		if wrong != "" {
+			found = append(found, Problem{Inode: at.ino, Off: start, Len: int64(b.Len), Key: b.Key, Reason: wrong})
+		} else if c.o.Data {
+			if found, err = c.verifyBase(ctx, at, b); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if !c.o.Data {
+		return found, nil
+	}
+	more, err := c.verifyPatches(ctx, at)
+	return append(found, more...), err
+}
+
+// checkRun is how many bytes one request of a check reads.
+const checkRun = 4 << 20
+
+// read reads a range; what is wrong with it instead of bytes comes as text.
+func (c *check) read(ctx context.Context, ref metadata.Ref, off int64, p []byte) (wrong string, err error) {
+	err = c.readStore(ctx, ref, off, p)
+	switch {
+	case err == nil:
+		c.mu.Lock()
+		c.r.Bytes += int64(len(p))
+		c.mu.Unlock()
+		return "", nil
+	case errors.Is(err, objstore.ErrNotExist):
+		return "is missing", nil
+	case errors.Is(err, ErrDamaged):
+		return err.Error(), nil
+	}
+	return "", err
+}
+
+// verifyBase reads a base and compares each block with its checksum.
+func (c *check) verifyBase(ctx context.Context, at oneSlot, b *metadata.Base) ([]Problem, error) {
+	var found []Problem
+	start := int64(at.no) * c.slotSz
+	held, err := c.loads.take(ctx, checkRun)
+	if err != nil {
+		return nil, ErrInterrupted
+	}
+	defer c.loads.give(held)
+	buf := make([]byte, min(checkRun, int(b.Len)))
+	for off := 0; off < int(b.Len); off += len(buf) {
+		p := buf[:min(len(buf), int(b.Len)-off)]
+		wrong, err := c.read(ctx, b.Ref, int64(off), p)
+		if err != nil {
+			return nil, err
+		}
+		if wrong != "" {
+			found = append(found, Problem{Inode: at.ino, Off: start + int64(off), Len: int64(len(p)), Key: b.Key, Reason: wrong})
+			continue
+		}
+		for lo := 0; lo < len(p); lo += metadata.BlockSize {
+			block := p[lo:min(len(p), lo+metadata.BlockSize)]
+			if no := (off + lo) / metadata.BlockSize; no >= len(b.Sums) || checksum(block) != b.Sums[no] {
+				found = append(found, Problem{Inode: at.ino, Off: start + int64(off+lo), Len: int64(len(block)), Key: b.Key, Reason: "checksum does not match"})
+			}
+		}
+	}
+	return found, nil
+}
+
+// verifyPatches reads all extents of a slot's patches, neighbours together, and
+// compares their checksums.
+func (c *check) verifyPatches(ctx context.Context, at oneSlot) ([]Problem, error) {
+	var list []metadata.Patch
+	for _, p := range at.s.Patches {
+		if !p.Zero && c.own(p.Seg) {
+			list = append(list, p)
+		}
+	}
+	slices.SortFunc(list, func(a, b metadata.Patch) int {
+		if d := strings.Compare(a.Seg.Key, b.Seg.Key); d != 0 {
+			return d
+		}
+		return int(int64(a.SegOff) - int64(b.SegOff))
+	})
+	held, err := c.loads.take(ctx, checkRun)
+	if err != nil {
+		return nil, ErrInterrupted
+	}
+	defer c.loads.give(held)
+	var found []Problem
+	for len(list) > 0 {
+		n, end := 1, list[0].SegOff+list[0].Len
+		for n < len(list) && list[n].Seg == list[0].Seg && list[n].SegOff <= end+extentGap && list[n].SegOff+list[n].Len-list[0].SegOff <= checkRun {
+			end = max(end, list[n].SegOff+list[n].Len)
+			n++
+		}
+		raw := make([]byte, end-list[0].SegOff)
+		wrong, err := c.read(ctx, list[0].Seg, int64(list[0].SegOff), raw)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range list[:n] {
+			reason := wrong
+			if reason == "" && checksum(raw[p.SegOff-list[0].SegOff:][:p.Len]) != p.Sum {
+				reason = fmt.Sprintf("bytes %d to %d: checksum does not match", p.SegOff, p.SegOff+p.Len)
+			}
+			if reason != "" {
+				found = append(found, Problem{Inode: at.ino, Off: int64(at.no)*c.slotSz + int64(p.Off), Len: int64(p.Len), Key: p.Seg.Key, Reason: reason})
+			}
+		}
+		list = list[n:]
+	}
+	return found, nil
+}

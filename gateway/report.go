@@ -1,0 +1,261 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cisternfs/cistern/journal"
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// Committed is the index of the last commit, for reports. It changes with every
+// commit; what it lacks are the changes since.
+func (v *Volume) Committed() *metadata.Index { return v.index }
+
+// Summary is what a volume's bucket says about it without reading its metadata.
+type Summary struct {
+	Doc   metadata.VolumeDoc
+	Lease metadata.Lease
+	Head  CommitInfo
+}
+
+// Summarize reads a volume's identity, its lease and its last commit: a handful
+// of requests whatever the volume's size. Errors: ErrNoVolume, ErrNewerFormat,
+// ErrDamaged, ErrStore.
+func Summarize(ctx context.Context, s objstore.Store, url string) (*Summary, error) {
+	doc, err := ReadVolumeDoc(ctx, s, url)
+	if err != nil {
+		return nil, err
+	}
+	l, _, err := readLease(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	head, _, err := pathReader{s}.head(ctx, l.Epoch, l.Hint)
+	if err != nil {
+		return nil, err
+	}
+	return &Summary{Doc: *doc, Lease: *l, Head: commitInfo(head)}, nil
+}
+
+// ReadLease reads a volume's lease. Errors: ErrDamaged, ErrNewerFormat, ErrStore.
+func ReadLease(ctx context.Context, s objstore.Store) (*metadata.Lease, error) {
+	l, _, err := readLease(ctx, s)
+	return l, err
+}
+
+// CommitInfo describes one commit for people.
+type CommitInfo struct {
+	ID       metadata.CommitID
+	Prev     string // hash of the commit before
+	Hash     string
+	Time     int64 // nanoseconds since 1970
+	Writer   string
+	FirstLSN uint64
+	LastLSN  uint64
+	Manifest metadata.CommitID
+	Document int64 // bytes of its JSON
+	Uploaded int64 // bytes of its new objects and segments
+	Objects  int   // new ones
+	Segments int   // new ones
+	Inodes   int   // new or changed
+	Gone     int   // inodes freed
+	Names    int   // set or removed
+	Slots    int   // changed
+	Totals   metadata.Totals
+}
+
+func commitInfo(e *entry) CommitInfo {
+	c := e.commit
+	i := CommitInfo{
+		ID: e.id, Prev: c.Prev, Hash: e.hash, Time: c.Time, Writer: c.Writer, FirstLSN: c.FirstLSN, LastLSN: c.LastLSN,
+		Manifest: c.Manifest, Document: e.size, Objects: len(c.Objects), Segments: len(c.Segments),
+		Inodes: len(c.Inodes), Gone: len(c.Gone), Names: len(c.Names), Slots: len(c.Slots), Totals: c.Totals,
+	}
+	for j := range c.Objects {
+		i.Uploaded += c.Objects[j].Size
+	}
+	for j := range c.Segments {
+		i.Uploaded += c.Segments[j].Size
+	}
+	return i
+}
+
+// Log calls fn for the commits of a volume, the last first, until it returns
+// false or the oldest one that was not collected is reached. Each one's hash is
+// checked against its successor. It costs one request or two a commit.
+func Log(ctx context.Context, s objstore.Store, fn func(CommitInfo) bool) error {
+	at, err := headOf(ctx, s)
+	if err != nil {
+		return err
+	}
+	for fn(commitInfo(at)) {
+		prev, err := pathReader{s}.before(ctx, at)
+		if err != nil || prev == nil {
+			return err
+		}
+		if prev.hash != at.commit.Prev {
+			return fmt.Errorf("%w: commit %s does not follow commit %s", ErrDamaged, at.id, prev.id)
+		}
+		at = prev
+	}
+	return nil
+}
+
+// before returns the commit that another one follows, or nil when it was
+// collected or there is none.
+func (r pathReader) before(ctx context.Context, e *entry) (*entry, error) {
+	if e.commit.Prev == "" {
+		return nil, nil
+	}
+	at := metadata.CommitID{Epoch: e.id.Epoch, N: e.id.N - 1}
+	for at.N > 0 && at.Epoch > 0 {
+		x, err := r.read(ctx, at)
+		switch {
+		case err != nil:
+			return nil, err
+		case x == nil && at.Epoch == 1:
+			return nil, nil
+		case x == nil:
+			at.Epoch-- // the epoch began here: a seal stands before it
+			if at.Epoch == 0 {
+				return nil, nil
+			}
+			if x, err = r.read(ctx, at); err != nil || x == nil {
+				return nil, err
+			}
+		}
+		if x.commit != nil {
+			return x, nil
+		}
+		at.N-- // through a seal
+	}
+	return nil, nil
+}
+
+// Describe says what a journal record does: its kind, and its fields as text of
+// bounded length. A record that does not decode is ErrDamaged.
+func Describe(r journal.Record) (kind, fields string, err error) {
+	op, err := decodeOp(r)
+	if err != nil {
+		return "", "", err
+	}
+	name, ok := map[journal.Op]string{
+		opWrite: "write", opRef: "reference", opSetAttr: "setattr", opCreate: "create", opLink: "link", opUnlink: "unlink",
+		opRename: "rename", opXattr: "xattr", opZero: "zero", opReap: "reap", opPublish: "publish", opSet: "settings",
+	}[r.Op]
+	if !ok {
+		return "", "", fmt.Errorf("%w: record of unknown kind %d", ErrDamaged, r.Op)
+	}
+	const most = 300
+	fields = fmt.Sprintf("%+v", op)
+	if len(fields) > most {
+		fields = fields[:most] + "…"
+	}
+	return name, fields, nil
+}
+
+// FindCommit returns a commit by its number; 0 means the last. Errors:
+// ErrNotExist, ErrDamaged, ErrStore.
+func FindCommit(ctx context.Context, s objstore.Store, n uint64, url string) (CommitInfo, error) {
+	head, err := headOf(ctx, s)
+	if err == nil && n != 0 {
+		head, err = commitAt(ctx, s, head, n, url)
+	}
+	if err != nil {
+		return CommitInfo{}, err
+	}
+	return commitInfo(head), nil
+}
+
+// Destroy deletes everything that a volume has in the bucket, its identity
+// first and its lease last, so that it can go on after an interruption. It
+// takes the lease: ErrOwned when a writer has it, unless takeover is set.
+// ErrNotPermit when a pin that does not expire, as of a clone, keeps the volume
+// and force is not set. deleted is called with the number of objects deleted
+// so far.
+func Destroy(ctx context.Context, s objstore.Store, url string, owner metadata.Owner, takeover, force bool, deleted func(n int)) error {
+	l, version, err := readLease(ctx, s)
+	if err != nil {
+		if errors.Is(err, objstore.ErrNotExist) {
+			return fmt.Errorf("%w: %s has no %s", ErrNoVolume, url, metadata.LeaseKey)
+		}
+		return err
+	}
+	if !l.Released && !takeover {
+		return ownedError(l, url)
+	}
+	if !force {
+		if err := refusePinned(ctx, s, url); err != nil {
+			return err
+		}
+	}
+	next := metadata.Lease{Epoch: l.Epoch + 1, Reign: "destroyed", Owner: owner, Nonce: "destroyed", DurationMS: l.DurationMS, Hint: l.Hint}
+	if _, err := objstore.CompareAndSwap(ctx, s, metadata.LeaseKey, version, metadata.EncodeLease(&next)); err != nil {
+		if errors.Is(err, objstore.ErrConditionFailed) {
+			return fmt.Errorf("%w: somebody mounted %s meanwhile", ErrOwned, url)
+		}
+		return storeError("take the lease", err)
+	}
+	if err := s.Delete(ctx, metadata.VolumeKey); err != nil {
+		return storeError("delete "+metadata.VolumeKey, err)
+	}
+	return deleteAll(ctx, s, deleted)
+}
+
+// refusePinned fails when a pin without an expiry stands.
+func refusePinned(ctx context.Context, s objstore.Store, url string) error {
+	return objstore.ListAll(ctx, s, metadata.PinPrefix, "", func(i objstore.Info) error {
+		body, _, err := objstore.ReadAll(ctx, s, i.Key, 1<<20)
+		if err != nil {
+			return storeError("read pin "+i.Key, err)
+		}
+		p, err := metadata.DecodePin(body)
+		if err != nil {
+			return documentError(i.Key, err)
+		}
+		if p.Expiry != 0 {
+			return nil
+		}
+		return fmt.Errorf("%w: %s is kept by the %s %q of %s; --force deletes it all the same", ErrNotPermit, url, p.Kind, p.Name, p.Holder)
+	})
+}
+
+// destroyPrefixes are what a volume's keys begin with, in the order in which
+// they are deleted: what needs the rest goes first.
+func destroyPrefixes() []string {
+	return []string{metadata.PinPrefix, metadata.CommitPrefix, metadata.ManifestPrefix, metadata.SegmentPrefix, metadata.ObjectPrefix, "probe/"}
+}
+
+func deleteAll(ctx context.Context, s objstore.Store, deleted func(n int)) error {
+	n := 0
+	f := newFetcher(s, "", 16, &counters{}, nil)
+	for _, prefix := range destroyPrefixes() {
+		for {
+			page, err := s.List(ctx, prefix, "", 0)
+			if err != nil {
+				return storeError("list "+prefix, err)
+			}
+			if len(page) == 0 {
+				break
+			}
+			err = f.inParallel(ctx, len(page), func(ctx context.Context, i int) error {
+				if err := s.Delete(ctx, page[i].Key); err != nil {
+					return storeError("delete "+page[i].Key, err)
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			n += len(page)
+			deleted(n)
+		}
+	}
+	if err := s.Delete(ctx, metadata.LeaseKey); err != nil {
+		return storeError("delete "+metadata.LeaseKey, err)
+	}
+	return nil
+}

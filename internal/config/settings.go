@@ -1,0 +1,97 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"gopkg.in/ini.v1"
+)
+
+// maxFile bounds a configuration file in bytes.
+const maxFile = 1 << 20
+
+// Apply fills the flags that were not given on the command line from the
+// environment and then from the given section of the file's text; path names
+// the file in messages, and an empty one means that there is none. Flags in
+// only are not settings: neither the environment nor the file may give them.
+func Apply(flags *pflag.FlagSet, lookup func(string) (string, bool), path string, text []byte, section string, only ...string) error {
+	file, err := readSection(path, text, section)
+	if err != nil {
+		return err
+	}
+	var first error
+	used := map[string]bool{}
+	flags.VisitAll(func(f *pflag.Flag) {
+		if slices.Contains(only, f.Name) || f.Hidden {
+			return
+		}
+		key := strings.ReplaceAll(f.Name, "-", "_")
+		value, inFile := file[key]
+		used[key] = inFile
+		variable := "CISTERN_" + strings.ToUpper(key)
+		fromEnv, inEnv := lookup(variable)
+		switch {
+		case first != nil || f.Changed:
+		case inEnv:
+			if err := flags.Set(f.Name, fromEnv); err != nil {
+				first = fmt.Errorf("%s=%q in the environment: %w", variable, fromEnv, reason(err))
+			}
+		case inFile:
+			if err := flags.Set(f.Name, value); err != nil {
+				first = fmt.Errorf("%s: [%s] %s = %q: %w", path, section, key, value, reason(err))
+			}
+		}
+	})
+	if first != nil {
+		return first
+	}
+	for key, value := range file {
+		if !used[key] {
+			return fmt.Errorf("%s: [%s] %s = %q: there is no such setting", path, section, key, value)
+		}
+	}
+	return nil
+}
+
+// reason is what a flag's value said, without pflag's own words around it.
+func reason(err error) error {
+	var invalid *pflag.InvalidValueError
+	if errors.As(err, &invalid) {
+		return invalid.Unwrap()
+	}
+	return err
+}
+
+// readSection returns a section's keys, with _ between their words.
+func readSection(path string, text []byte, section string) (map[string]string, error) {
+	if path == "" {
+		return nil, nil
+	}
+	if len(text) > maxFile {
+		return nil, fmt.Errorf("%s: a configuration file of %d bytes is too large", path, len(text))
+	}
+	f, err := ini.LoadSources(ini.LoadOptions{AllowBooleanKeys: false, IgnoreInlineComment: false}, text)
+	if err != nil {
+		return nil, fmt.Errorf("%s is not an INI file: %w", path, err)
+	}
+	keys := map[string]string{}
+	for _, s := range f.Sections() {
+		if s.Name() == ini.DefaultSection && len(s.Keys()) == 0 {
+			continue
+		}
+		if s.Name() != section {
+			return nil, fmt.Errorf("%s: section [%s] is not known here: write settings under [%s]", path, s.Name(), section)
+		}
+		for _, k := range s.Keys() {
+			name := strings.ReplaceAll(k.Name(), "-", "_")
+			if _, twice := keys[name]; twice {
+				return nil, fmt.Errorf("%s: [%s] %s = %q: it is set twice", path, section, name, k.String())
+			}
+			keys[name] = k.String()
+		}
+	}
+	return keys, nil
+}
