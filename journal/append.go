@@ -182,7 +182,7 @@ func (j *Journal) nextLSN() LSN {
 // roll goes on to the next file.
 func (j *Journal) roll() (*file, error) {
 	next := j.nextLSN()
-	f, err := j.newFile(fileHeader{first: next, after: next - 1, durable: j.Durable()})
+	f, err := j.newFile(fileHeader{epoch: j.epoch, first: next, after: next - 1, durable: j.Durable()})
 	if err != nil {
 		return nil, err
 	}

@@ -49,6 +49,10 @@
 // durable before its file is used, so a bad one is damage; only a file of
 // length 0 counts as holding nothing.
 //
+// Replayed records that are not known durable are written anew by Start: the last
+// process may have died of a failed fdatasync, after which another one of the
+// same file proves nothing.
+//
 // # Promises
 //
 //   - An Append that returned survives kill -9; a Sync that returned survives a

@@ -114,7 +114,7 @@ func (j *Journal) writeHeader(f *file, head fileHeader) error {
 	}
 	j.seq++
 	head.identity, head.incarnation, head.seq = j.o.Identity, incarnation, j.seq
-	head.epoch, head.size = j.epoch, f.size
+	head.size = f.size
 	b, crc := head.encode()
 	if _, err := f.f.WriteAt(b, 0); err != nil {
 		return err

@@ -266,16 +266,14 @@ func fileNumber(name, suffix string) (uint64, bool) {
 
 // Start begins a new file after Replay: the next record gets the LSN next, which
 // is above everything that was replayed and above the after given to Replay. All
-// that was replayed is durable when it returns: BeforeSync runs for it. Files
-// without a record above after are given back. A journal that Open created is
+// that was replayed is durable when it returns: what wasn't before is written
+// anew, after a call of BeforeSync; Locs stay good. Files without a record above
+// after are given back. A journal that Open created is
 // started without Replay. An epoch is never below that of an earlier record.
 func (j *Journal) Start(epoch uint64, next LSN) error {
 	j.wr.Lock()
 	defer j.wr.Unlock()
 	if err := j.mayStart(epoch, next); err != nil {
-		return err
-	}
-	if err := j.settleReplayed(); err != nil {
 		return err
 	}
 	useless := j.takeUseless()
@@ -285,25 +283,28 @@ func (j *Journal) Start(epoch uint64, next LSN) error {
 	if err := j.recycle(useless[len(kept):]); err != nil {
 		return err
 	}
-	j.epoch = epoch
-	f, err := j.newFile(fileHeader{first: next, after: max(j.replay.last, j.replay.after), durable: j.Durable()})
+	dead, err := j.settleReplayed()
+	var f *file
+	if err == nil {
+		j.advance(max(j.replay.last, j.replay.after))
+		f, err = j.newFile(fileHeader{epoch: epoch, first: next, after: max(j.replay.last, j.replay.after), durable: j.Durable()})
+	}
 	if err != nil {
 		j.files = append(j.files, kept...)
 		slices.SortFunc(j.files, bySeq)
 		return err
 	}
-	j.prev = f.crc
 	for _, k := range kept {
 		k.replaced = k.name == f.name
 	}
 	j.advance(next - 1)
 	j.mu.Lock()
-	j.end = next - 1
+	j.prev, j.epoch, j.end = f.crc, epoch, next-1
 	j.files = append(j.files, f)
 	j.state = stateStarted
 	j.mu.Unlock()
-	if err := j.recycle(kept); err != nil {
-		return err
+	if err := j.removeDead(slices.Concat(kept, dead)); err != nil {
+		j.note("can't remove superseded journal files", err) // a later recovery does
 	}
 	j.background.Go(j.prepare)
 	j.kick()
@@ -326,32 +327,65 @@ func (j *Journal) mayStart(epoch uint64, next LSN) error {
 	return nil
 }
 
-// settleReplayed makes durable what Replay delivered: after kill -9 it may have
-// been nowhere but in the kernel's memory.
-func (j *Journal) settleReplayed() error {
-	durable := LSN(j.durable.Load())
-	synced := false
+// settleReplayed makes durable what Replay delivered. After kill -9 it may be
+// nowhere but in the kernel's memory, and an fdatasync of the old file wouldn't
+// do: when one failed in the last process, the kernel calls those bytes clean. So
+// they are written anew. It returns the files in which nothing counts any more.
+func (j *Journal) settleReplayed() ([]*file, error) {
+	groups, size, err := j.undurable()
+	if err != nil || len(groups) == 0 {
+		return nil, err
+	}
+	if j.o.BeforeSync != nil {
+		if err := j.o.BeforeSync(); err != nil {
+			return nil, fmt.Errorf("make durable what replayed records refer to: %w", err)
+		}
+	}
+	j.mu.Lock()
+	j.pending, j.unsynced, j.end = groups, size, groups[len(groups)-1].last()
+	j.mu.Unlock()
+	w := newRewriter(j)
+	w.plain, w.newSpare = true, j.spareForStart
+	if err := w.run(); err != nil {
+		j.mu.Lock()
+		j.pending, j.unsynced, j.end = nil, 0, 0
+		j.mu.Unlock()
+		return nil, errors.Join(fmt.Errorf("make replayed records durable: %w", err), w.abandon())
+	}
+	return w.install(), nil
+}
+
+// undurable returns the replayed groups that are not known durable, and the sum
+// of their bytes.
+func (j *Journal) undurable() (groups []*group, size int64, err error) {
+	durable := j.Durable()
+	r := replayer{j: j}
 	for _, f := range j.files {
 		if f.last <= durable {
 			continue
 		}
-		if j.o.BeforeSync != nil && !synced {
-			if err := j.o.BeforeSync(); err != nil {
-				return fmt.Errorf("make durable what replayed records refer to: %w", err)
+		if err := r.load(f); err != nil {
+			return nil, 0, err
+		}
+		w := walker{buf: r.buf, head: f.head, prev: f.crc, off: headerSize, next: f.head.first}
+		for w.next <= f.last {
+			h, b, err := w.group()
+			if err == nil && b == nil {
+				err = errors.New("it ends here")
 			}
-		}
-		synced = true
-		if err := f.f.Sync(); err != nil {
-			return fmt.Errorf("sync replayed journal file %s: %w", j.path(f.name), err)
+			if err != nil {
+				return nil, 0, fmt.Errorf("journal file %s changed at byte %d since it was replayed: %w", j.path(f.name), w.off, err)
+			}
+			if h.count > 0 && h.last() > durable {
+				g := j.pools.get(int64(len(b)))
+				copy(g.buf, b)
+				g.first, g.count, g.epoch, g.file, g.off = h.first, h.count, h.epoch, f, w.off
+				groups, size = append(groups, g), size+int64(len(b))
+			}
+			w.skip(h)
 		}
 	}
-	if synced {
-		if err := j.fs.SyncDir(j.dir); err != nil {
-			return fmt.Errorf("sync journal directory %s: %w", j.dir, err)
-		}
-	}
-	j.advance(max(j.replay.last, j.replay.after))
-	return nil
+	return groups, size, nil
 }
 
 // takeUseless takes out the files without a record that is still needed, the

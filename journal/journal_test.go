@@ -251,7 +251,7 @@ func TestJournal_Epoch_IsKeptByRecord(t *testing.T) {
 			t.Errorf("lsn %d has epoch %d", r.lsn, r.epoch)
 		}
 	}
-	if len(records) != 3 || info.Epoch != 3 {
+	if len(records) != 3 || info.Epoch != 3 || j.Epoch() != 3 {
 		t.Fatalf("%d records, %+v", len(records), info)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -130,9 +131,9 @@ func (m *model) recover(disk vfs.FS, o Options, least LSN, epoch uint64) (*Journ
 }
 
 func TestJournal_PowerLoss_RandomOperations(t *testing.T) {
-	rounds := 60
+	rounds := 90
 	if testing.Short() {
-		rounds = 10
+		rounds = 12
 	}
 	for seed := range int64(rounds) {
 		if err := powerLossHistory(t, seed); err != nil {
@@ -141,35 +142,101 @@ func TestJournal_PowerLoss_RandomOperations(t *testing.T) {
 	}
 }
 
+// medium makes about one write or fdatasync in so many fail with EIO; 0: none.
+func medium(f *vfs.Fault, rng *rand.Rand, oneIn int) {
+	var mu sync.Mutex
+	own := rand.New(rand.NewSource(rng.Int63()))
+	f.SetHook(func(op, _ string, _ int) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if oneIn > 0 && (op == "WriteAt" || op == "Sync" || op == "SyncDir" || op == "Rename") && own.Intn(oneIn) == 0 {
+			return syscall.EIO
+		}
+		return nil
+	})
+}
+
 func powerLossHistory(t *testing.T, seed int64) error {
 	rng := rand.New(rand.NewSource(seed))
-	disk := newDisk(t)
-	o := bigOptions()
+	disk, o := newDisk(t), bigOptions()
+	faulty := vfs.NewFault(disk)
 	m := &model{sizes: map[LSN]int{}, groupEnd: map[LSN]bool{}}
-	j, err := m.recover(disk, o, 0, 1)
+	j, err := m.recover(faulty, o, 0, 1)
 	if err != nil {
 		return err
 	}
 	for crash := range 12 {
+		medium(faulty, rng, []int{0, 15, 60}[seed%3])
 		for range rng.Intn(60) {
 			if err := m.step(rng, j); err != nil {
-				return fmt.Errorf("crash %d: %w", crash, err)
+				if !errors.Is(err, syscall.EIO) {
+					return fmt.Errorf("crash %d: %w", crash, err)
+				}
+				if errors.Is(err, ErrBroken) {
+					break
+				}
 			}
 		}
+		faulty.SetHook(nil)
 		mode, least := vfs.PowerLoss, m.synced
 		if rng.Intn(3) == 0 {
 			mode, least = vfs.KillProcess, m.end
 		}
 		next := disk.Crash(rng, mode)
-		if err := j.Close(); err != nil { // touches the old disk only
+		if err := j.Close(); err != nil && !errors.Is(err, ErrBroken) { // touches the old disk only
 			return err
 		}
-		disk = next
-		if j, err = m.recover(disk, o, least, uint64(crash)+2); err != nil {
+		disk, faulty = next, vfs.NewFault(next)
+		o.FileSize = int64(16+4*rng.Intn(3)) << 10
+		if j, err = m.recover(faulty, o, least, uint64(crash)+2); err != nil {
 			return fmt.Errorf("crash %d, mode %d: %w", crash, mode, err)
 		}
 	}
 	return j.Close()
+}
+
+// A process whose fdatasync failed is killed. The next one finds its records in
+// the kernel's memory, but an fdatasync of that file would not write them.
+func TestJournal_Start_RewritesWhatAFailedSyncLeft(t *testing.T) {
+	for seed := range int64(50) {
+		disk := newDisk(t)
+		faulty := vfs.NewFault(disk)
+		j := start(t, faulty, bigOptions())
+		for range 20 {
+			appendNumbered(t, j, 1500)
+		}
+		failing(faulty, "Sync", 1000, syscall.EIO)
+		if err := j.Sync(context.Background(), 20); !errors.Is(err, ErrBroken) {
+			t.Fatal(err)
+		}
+		rng := rand.New(rand.NewSource(seed))
+		next := disk.Crash(rng, vfs.KillProcess)
+		j.Close() // broken
+		j, err := Open(next, testDir, bigOptions())
+		must(t, err)
+		records, info, err := replayAll(j, 0, 0)
+		must(t, err)
+		must(t, checkNumbered(records, 1))
+		must(t, j.Start(2, info.Last+1))
+		for _, r := range records { // their Locs are still good
+			p := make([]byte, len(r.entry.Data))
+			must(t, j.ReadData(r.loc, p, 0))
+			if string(p) != string(r.entry.Data) {
+				t.Fatalf("lsn %d reads differently", r.lsn)
+			}
+		}
+		last := next.Crash(rng, vfs.PowerLoss)
+		must(t, j.Close())
+		j, err = Open(last, testDir, bigOptions())
+		must(t, err)
+		records, info, err = replayAll(j, 0, 20)
+		must(t, err)
+		must(t, checkNumbered(records, 1))
+		if info.Last != 20 || records[19].epoch != 1 {
+			t.Fatalf("seed %d: %+v", seed, info)
+		}
+		must(t, j.Close())
+	}
 }
 
 // failWalk runs one history with the n-th call failing, then loses power.

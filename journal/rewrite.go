@@ -13,17 +13,24 @@ import (
 type rewriter struct {
 	j        *Journal
 	durable  LSN
+	plain    bool // references stay as they are
+	newSpare func() (*file, error)
 	files    []*file
 	prev     uint32
 	moved    map[place]Loc
 	expanded map[LSN]Loc
 }
 
+func newRewriter(j *Journal) *rewriter {
+	return &rewriter{j: j, durable: j.Durable(), moved: map[place]Loc{}, expanded: map[LSN]Loc{}}
+}
+
 // rewrite mends the journal after a failed write, fdatasync or BeforeSync, or
 // breaks it. The caller leads the group commit and holds the append lock.
 func (j *Journal) rewrite(cause error) {
 	j.note("journal file failed, its unsynced records go to a fresh file", cause)
-	w := rewriter{j: j, durable: j.Durable(), moved: map[place]Loc{}, expanded: map[LSN]Loc{}}
+	w := newRewriter(j)
+	w.newSpare = j.spareForRewrite
 	err := w.run()
 	if err != nil {
 		err = errors.Join(err, w.abandon())
@@ -34,14 +41,18 @@ func (j *Journal) rewrite(cause error) {
 		j.failWaiters(j.broken)
 		return
 	}
-	if err := j.removeDead(w.install()); err != nil {
+	dead := w.install()
+	j.mu.Lock()
+	j.stats.Rewrites++
+	j.mu.Unlock()
+	if err := j.removeDead(dead); err != nil {
 		// They are superseded: a later recovery removes them.
 		j.note("can't remove superseded journal files", err)
 	}
 }
 
 func (w *rewriter) run() error {
-	if w.j.o.BeforeSync != nil && w.j.o.Expand == nil {
+	if w.j.o.BeforeSync != nil && w.j.o.Expand == nil && !w.plain {
 		return errors.New("records may hold references, and nothing expands them")
 	}
 	for _, g := range w.j.pending {
@@ -74,7 +85,7 @@ func (w *rewriter) group(old *group) error {
 		return err
 	}
 	size := groupSize(entries)
-	f, err := w.room(old.first, size)
+	f, err := w.room(old.first, old.epoch, size)
 	if err != nil {
 		return err
 	}
@@ -107,7 +118,7 @@ func (w *rewriter) expand(old *group) (entries []Entry, from []int64, err error)
 		if len(e.Data) == 0 {
 			at = -1
 		}
-		if w.j.o.Expand != nil {
+		if w.j.o.Expand != nil && !w.plain {
 			lsn := old.first + LSN(len(entries))
 			expanded, err := w.j.o.Expand(lsn, e)
 			if err != nil {
@@ -124,33 +135,50 @@ func (w *rewriter) expand(old *group) (entries []Entry, from []int64, err error)
 	return entries, from, err
 }
 
-// room returns the file for a group of so many bytes, a new one when needed. New
-// ones come on top of MaxBytes, because the spare files are promised to
-// reservations; those are used only when the disk has no more.
-func (w *rewriter) room(first LSN, size int64) (*file, error) {
+// room returns the file for a group of so many bytes, a new one when needed.
+func (w *rewriter) room(first LSN, epoch uint64, size int64) (*file, error) {
 	if n := len(w.files); n > 0 {
-		if f := w.files[n-1]; f.end+size <= f.size {
+		if f := w.files[n-1]; f.end+size <= f.size && f.head.epoch == epoch {
 			return f, nil
 		}
 	}
 	if size > w.j.o.FileSize-headerSize {
 		return nil, fmt.Errorf("%w: lsn %d takes %d bytes with its references expanded", ErrTooLarge, first, size)
 	}
-	f, err := w.j.createSpare(true)
-	if errors.Is(err, ErrNoSpace) {
-		var second error
-		if f, second = w.j.takeSpare(); second != nil {
-			return nil, errors.Join(err, second)
-		}
-	} else if err != nil {
+	f, err := w.newSpare()
+	if err != nil {
 		return nil, err
 	}
 	w.files = append(w.files, f)
-	if err := w.j.writeHeader(f, fileHeader{first: first, after: first - 1, durable: w.durable}); err != nil {
+	if err := w.j.writeHeader(f, fileHeader{epoch: epoch, first: first, after: first - 1, durable: w.durable}); err != nil {
 		return nil, fmt.Errorf("begin journal file %s: %w", w.j.path(f.name), err)
 	}
 	w.prev = f.crc
 	return f, nil
+}
+
+// spareForRewrite makes a file on top of MaxBytes, because the spare ones are
+// promised to reservations; those are used only when the disk has no more.
+func (j *Journal) spareForRewrite() (*file, error) {
+	f, err := j.createSpare(true)
+	if !errors.Is(err, ErrNoSpace) {
+		return f, err
+	}
+	f, second := j.takeSpare()
+	if second != nil {
+		return nil, errors.Join(err, second)
+	}
+	return f, nil
+}
+
+// spareForStart takes a spare file, which nobody has reserved yet, before it
+// makes one.
+func (j *Journal) spareForStart() (*file, error) {
+	f, err := j.takeSpare()
+	if !errors.Is(err, ErrNoSpace) {
+		return f, err
+	}
+	return j.createSpare(true)
 }
 
 // abandon removes the files that have no name in use yet. The others hold what
@@ -190,7 +218,6 @@ func (w *rewriter) install() []*file {
 	maps.Copy(j.moved, w.moved)
 	maps.Copy(j.expanded, w.expanded)
 	j.failed = nil
-	j.stats.Rewrites++
 	end := j.end
 	j.mu.Unlock()
 	j.settle(end)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -227,8 +228,12 @@ func TestJournal_Rewrite_KilledAtEveryStep(t *testing.T) {
 				syncAll(t, j)
 			}
 		}
+		waitFor(t, "the preparer rests", func() bool { return !j.wantSpare() })
+		var mu sync.Mutex
 		base, failed := 0, false
 		faulty.SetHook(func(op, name string, call int) error {
+			mu.Lock()
+			defer mu.Unlock()
 			switch {
 			case !failed && op == "Sync":
 				base, failed = call, true
@@ -240,7 +245,10 @@ func TestJournal_Rewrite_KilledAtEveryStep(t *testing.T) {
 		})
 		err := j.Sync(context.Background(), j.End())
 		killed := faulty.Killed()
-		if err == nil && !killed {
+		if err != nil && !killed {
+			t.Fatal(err)
+		}
+		if !killed {
 			faulty.SetHook(nil)
 			must(t, j.Close())
 			if n < 10 {
