@@ -1,5 +1,6 @@
 // Package fuse answers the kernel's FUSE requests with calls to a
-// gateway.Volume and turns the volume's errors into errnos. It holds nothing
+// gateway.Volume, or read-only to a gateway.View of one commit, and turns their
+// errors into errnos. It holds nothing
 // that must survive: the table of open handles, and which inodes are open in
 // passthrough. A node id is the inode's number and the generation is 0, since
 // a volume never reuses a number.

@@ -15,7 +15,7 @@ import (
 type fileSystem struct {
 	fuse.RawFileSystem // answers ENOSYS to what is not here
 
-	v          *gateway.Volume
+	v          engine
 	ctx        context.Context // the mount's
 	dead       func() bool     // the kernel has given the mount up
 	timeout    time.Duration   // how long the kernel may believe names and attributes
@@ -30,7 +30,7 @@ type fileSystem struct {
 
 var _ fuse.RawFileSystem = (*fileSystem)(nil)
 
-func newFileSystem(ctx context.Context, v *gateway.Volume, o *Options) *fileSystem {
+func newFileSystem(ctx context.Context, v engine, o *Options) *fileSystem {
 	fs := &fileSystem{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
 		v:             v,

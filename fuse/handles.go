@@ -9,7 +9,7 @@ import (
 
 // openFile is what a file handle of the kernel stands for.
 type openFile struct {
-	handle *gateway.Handle
+	handle file
 	ino    gateway.InodeID
 	shared bool // counted in passthrough
 }

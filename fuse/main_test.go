@@ -28,6 +28,7 @@ const (
 	serveOptions = "CISTERN_TEST_OPTIONS"
 	serveHelped  = "CISTERN_TEST_HELPED"
 	serveBacking = "CISTERN_TEST_BACKING"
+	serveView    = "CISTERN_TEST_VIEW"
 )
 
 func TestMain(m *testing.M) {
@@ -48,6 +49,9 @@ func serveTest() error {
 	if err != nil {
 		return err
 	}
+	if os.Getenv(serveView) != "" {
+		return serveTestView(ctx, v, closeVolume)
+	}
 	o := Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
 	if err := o.Parse(os.Getenv(serveOptions)); err != nil {
 		return err
@@ -64,7 +68,7 @@ func serveTest() error {
 	if os.Getenv(serveHelped) != "" {
 		how = (*Server).mountHelped
 	}
-	s, err := mount(ctx, v, os.Getenv(serveDir), o, how)
+	s, err := mount(ctx, live{v}, os.Getenv(serveDir), o, how)
 	if err != nil {
 		return errors.Join(err, closeVolume())
 	}

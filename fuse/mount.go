@@ -39,11 +39,17 @@ type Server struct {
 // the mount is ready. ctx is the mount's: when it ends, calls under way give
 // up, but the mount stays. The volume is not closed.
 func Mount(ctx context.Context, v *gateway.Volume, dir string, o Options) (*Server, error) {
-	return mount(ctx, v, dir, o, (*Server).mountDirect)
+	return mount(ctx, live{v}, dir, o, (*Server).mountDirect)
+}
+
+// MountView is Mount for one commit of a volume, read-only. It is the caller
+// who keeps the commit pinned.
+func MountView(ctx context.Context, v *gateway.View, dir string, o Options) (*Server, error) {
+	return mount(ctx, fixed{v}, dir, o, (*Server).mountDirect)
 }
 
 // mount tries how first, and fusermount3 where that is not permitted.
-func mount(ctx context.Context, v *gateway.Volume, dir string, o Options, how func(*Server, *Options) error) (*Server, error) {
+func mount(ctx context.Context, v engine, dir string, o Options, how func(*Server, *Options) error) (*Server, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}

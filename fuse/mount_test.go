@@ -271,3 +271,50 @@ func TestMount_Twice_IsRefused(t *testing.T) {
 		t.Errorf("a second mount: %v", err)
 	}
 }
+
+func TestMountView_ShowsTheCommit(t *testing.T) {
+	m := mountVolume(t, serveView+"=1")
+	b, err := os.ReadFile(m.dir + "/d/l") // a link to f
+	m.must(err)
+	want := append(make([]byte, 1<<20), "content"...)
+	if string(b) != string(want) {
+		t.Errorf("read %d bytes, want %d", len(b), len(want))
+	}
+	var names []string
+	for range 2 {
+		entries, err := os.ReadDir(m.dir)
+		m.must(err)
+		names = names[:0]
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+	}
+	if got := strings.Join(names, " "); got != "d f" {
+		t.Errorf("names %q", got)
+	}
+	value := make([]byte, 10)
+	n, err := unix.Getxattr(m.dir+"/f", "user.a", value)
+	if err != nil || string(value[:n]) != "v" {
+		t.Errorf("attribute %q, %v", value[:max(n, 0)], err)
+	}
+	if _, err := os.ReadFile(m.dir + "/no"); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("a missing name: %v", err)
+	}
+	if err := os.WriteFile(m.dir+"/f", nil, 0o644); !errors.Is(err, unix.EROFS) {
+		t.Errorf("write: %v", err)
+	}
+	if err := os.Remove(m.dir + "/f"); !errors.Is(err, unix.EROFS) {
+		t.Errorf("remove: %v", err)
+	}
+	var st unix.Statfs_t
+	m.must(unix.Statfs(m.dir, &st))
+	if st.Bavail != 0 || st.Files < 3 {
+		t.Errorf("statfs %+v", st)
+	}
+	fd, err := unix.Open(m.dir+"/f", unix.O_RDONLY, 0)
+	m.must(err)
+	defer unix.Close(fd)
+	if off, err := unix.Seek(fd, 5, unix.SEEK_HOLE); err != nil || off != 1<<20+7 {
+		t.Errorf("SEEK_HOLE: %d, %v", off, err)
+	}
+}

@@ -3,9 +3,13 @@ package fuse
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/vfs"
@@ -37,4 +41,47 @@ func openTestVolume(ctx context.Context, dir string) (*gateway.Volume, func() er
 		return nil, nil, err
 	}
 	return v, func() error { return v.Close(ctx) }, nil
+}
+
+// serveTestView fills the volume, commits it by closing it, and mounts that
+// commit from the bucket alone until stdin ends.
+func serveTestView(ctx context.Context, v *gateway.Volume, closeVolume func() error) error {
+	own := gateway.Owner{}
+	d, err := v.Create(ctx, metadata.RootInode, "d", unix.S_IFDIR|0o755, 0, own, nil)
+	if err != nil {
+		return err
+	}
+	if _, err := v.Create(ctx, d.ID, "l", unix.S_IFLNK|0o777, 0, own, []byte("../f")); err != nil {
+		return err
+	}
+	f, err := v.Create(ctx, metadata.RootInode, "f", unix.S_IFREG|0o644, 0, own, nil)
+	if err != nil {
+		return err
+	}
+	h, err := v.Open(ctx, f.ID)
+	if err != nil {
+		return err
+	}
+	_, err = h.Write(ctx, []byte("content"), 1<<20, gateway.WriteFlags{})
+	err = errors.Join(err, v.SetXattr(ctx, f.ID, "user.a", []byte("v"), 0), h.Close(), closeVolume())
+	if err != nil {
+		return err
+	}
+	store, err := local.Open(filepath.Join(os.Getenv(serveState), "bucket"))
+	if err != nil {
+		return err
+	}
+	view, err := gateway.OpenView(ctx, gateway.ViewOptions{Store: store, KV: metadata.NewMemKV()})
+	if err != nil {
+		return err
+	}
+	s, err := MountView(ctx, view, os.Getenv(serveDir), Options{})
+	if err != nil {
+		return err
+	}
+	fmt.Println("ok")
+	if _, err := io.Copy(io.Discard, os.Stdin); err != nil {
+		return err
+	}
+	return errors.Join(s.Unmount(), view.Close())
 }
