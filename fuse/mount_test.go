@@ -2,6 +2,7 @@ package fuse
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,6 +29,22 @@ func TestMount_ExerciseTree(t *testing.T) {
 	for seed := range uint64(3) {
 		posixtest.ExerciseTree(t, m.dir, seed, 2000)
 	}
+}
+
+func TestMount_Parallel(t *testing.T) {
+	m := mountVolume(t)
+	t.Run("all", func(t *testing.T) {
+		for seed := range uint64(3) {
+			t.Run(fmt.Sprintf("bytes %d", seed), func(t *testing.T) {
+				t.Parallel()
+				posixtest.Exercise(t, m.dir, 100+seed, 1500)
+			})
+			t.Run(fmt.Sprintf("names %d", seed), func(t *testing.T) {
+				t.Parallel()
+				posixtest.ExerciseTree(t, m.dir, 100+seed, 1500)
+			})
+		}
+	})
 }
 
 func TestMount_Helped_POSIXNames(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cisternfs/cistern/internal/testenv"
 )
 
 func (e *env) pwrite(fd int, b []byte, off int64) {
@@ -306,10 +308,7 @@ func copyCheck(e *env) {
 }
 
 func fioCheck(e *env) {
-	fio, err := exec.LookPath("fio")
-	if err != nil {
-		e.Skip("fio is not installed")
-	}
+	testenv.NeedPrograms(e.T, "fio")
 	for _, args := range [][]string{
 		{"--ioengine=libaio", "--direct=1", "--iodepth=16", "--rw=randwrite"},
 		{"--ioengine=io_uring", "--direct=1", "--iodepth=16", "--rw=randwrite"},
@@ -319,7 +318,7 @@ func fioCheck(e *env) {
 	} {
 		args = append(args, "--name=verify", "--directory="+e.dir, "--size=4m", "--bs=16k", "--verify=crc32c",
 			"--do_verify=1", "--verify_fatal=1", "--randrepeat=1", "--end_fsync=1", "--unlink=1")
-		cmd := exec.Command(fio, args...)
+		cmd := exec.Command("fio", args...)
 		cmd.Dir = os.TempDir()
 		if out, err := cmd.CombinedOutput(); err != nil {
 			e.Errorf("fio %s: %v\n%s", args[0], err, out)
