@@ -60,7 +60,7 @@ func OpenBadgerKV(dir string, logger *slog.Logger) (kv *BadgerKV, err error) {
 
 func badgerOptions(dir string, l *badgerLog) badger.Options {
 	o := badger.DefaultOptions(dir)
-	o.MemTableSize = 16 << 20
+	o.MemTableSize = 8 << 20 // each takes 12 MiB of memory, and there are up to three
 	o.NumMemtables = 2
 	o.BlockCacheSize = 32 << 20
 	o.IndexCacheSize = 16 << 20

@@ -29,8 +29,7 @@ func BenchmarkIndex_Slot_Cold(b *testing.B) {
 	manyFiles(b, ix, 50000)
 	rng := rand.New(rand.NewPCG(1, 1))
 	for b.Loop() {
-		ix.slots.change(func(remove func(slotKey), _ func(slotKey, *Slot, int64)) { clear(ix.slots.items) })
-		if s, err := ix.Slot(InodeID(2+rng.IntN(50000)), 0); err != nil || s == nil {
+		if s, err := ix.loadSlot(slotKey{InodeID(2 + rng.IntN(50000)), 0}); err != nil || s == nil {
 			b.Fatal(err)
 		}
 	}

@@ -4,8 +4,8 @@ import "errors"
 
 // Bounds of one Update: a Writer that is given more returns ErrUpdateTooBig.
 const (
-	MaxUpdateBytes = 2 << 20 // keys and values together
-	MaxUpdateOps   = 16 << 10
+	MaxUpdateBytes = 1 << 20 // keys and values together
+	MaxUpdateOps   = 8 << 10
 )
 
 // ErrUpdateTooBig is returned by a Writer beyond MaxUpdateBytes or MaxUpdateOps.

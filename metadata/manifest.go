@@ -363,12 +363,12 @@ func decodeLine(line []byte, set func(key, value []byte)) error {
 		return err
 	}
 	switch {
-	case l.Dead != nil:
+	case l.Dead != nil && l.Dead.Key != "":
 		d := l.Dead.dead()
 		key := keyString(kindDeadKey, d.Key)
 		set(deadKey(d.Death, d.Key), encodeDead(&d))
 		set(key, encodeUint(key, d.Death))
-	case l.Segment != nil:
+	case l.Segment != nil && l.Segment.Key != "":
 		s := l.Segment.segment()
 		set(keyString(kindSegment, s.Key), encodeSegment(&s))
 	case l.Inode != nil:
@@ -379,25 +379,25 @@ func decodeLine(line []byte, set func(key, value []byte)) error {
 		set(inodeKey(i.ID), encodeInode(&i))
 	case l.Name != nil:
 		d := l.Name.dentry()
-		if !validName(d.Name) || d.Inode == 0 || d.Cookie == 0 {
+		if !validName(d.Name) || d.Parent == 0 || d.Inode == 0 || d.Cookie == 0 {
 			return fmt.Errorf("name %q in directory %d for inode %d with cookie %d", d.Name, d.Parent, d.Inode, d.Cookie)
 		}
 		set(nameKVKey(d.Parent, d.Name), encodeName(&d))
 		set(cookieKey(d.Parent, d.Cookie), encodeCookie(&d))
-	case l.Orphan != nil:
+	case l.Orphan != nil && *l.Orphan != 0:
 		key := orphanKey(InodeID(*l.Orphan))
 		set(key, encodeUint(key, 1))
-	case l.Count != nil:
+	case l.Count != nil && l.Count.Key != "":
 		key := keyString(kindCount, string(l.Count.Key))
 		set(key, encodeUint(key, uint64(l.Count.Count)))
-	case l.Base != nil:
+	case l.Base != nil && l.Base.Inode != 0:
 		b, err := l.Base.base()
 		if err != nil {
 			return err
 		}
 		key := baseKey(slotKey{InodeID(l.Base.Inode), l.Base.Slot})
 		set(key, encodeBase(key, b))
-	case l.Patch != nil:
+	case l.Patch != nil && l.Patch.Inode != 0:
 		p := l.Patch.patch()
 		if err := checkPatch(&p); err != nil {
 			return err
@@ -405,7 +405,7 @@ func decodeLine(line []byte, set func(key, value []byte)) error {
 		key := patchKey(slotKey{InodeID(l.Patch.Inode), l.Patch.Slot}, p.Key())
 		set(key, encodePatch(key, &p))
 	default:
-		return fmt.Errorf("a record of a kind that this release does not know")
+		return fmt.Errorf("a record without a key or of a kind that this release does not know")
 	}
 	return nil
 }
