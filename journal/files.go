@@ -81,29 +81,33 @@ func (j *Journal) takeSpare() (*file, error) {
 }
 
 // newFile puts a spare file to use: it is durable under its name when it
-// returns. A file that fails is given up and another one tried, once. The append
-// lock is held.
-func (j *Journal) newFile(head fileHeader) (*file, error) {
+// returns. A file that fails is given up and another one tried, once. After a
+// failure named tells that a file may come back under the name after a power
+// loss; what is appended to an older file would then be dead. The append lock is
+// held.
+func (j *Journal) newFile(head fileHeader) (f *file, named bool, err error) {
 	var failures error
 	for range 2 {
 		f, err := j.takeSpare()
 		if err != nil {
-			return nil, errors.Join(err, failures)
+			return nil, named, errors.Join(err, failures)
 		}
 		if err = j.writeHeader(f, head); err == nil {
-			if err = f.f.Sync(); err == nil {
-				err = j.giveName(f)
-			}
+			err = f.f.Sync()
+		}
+		if err == nil {
+			named = true
+			err = j.giveName(f)
 		}
 		if err == nil {
 			if err = j.fs.SyncDir(j.dir); err == nil {
-				return f, nil
+				return f, false, nil
 			}
 		}
 		failures = errors.Join(failures, fmt.Errorf("begin journal file %s: %w", j.path(f.name), diskError(err)), j.discard(f))
 		j.note("can't begin a journal file", failures)
 	}
-	return nil, failures
+	return nil, named, failures
 }
 
 // writeHeader gives a spare file its header; it fills in what isn't the caller's.

@@ -60,6 +60,7 @@ type Journal struct {
 	total      int    // files on the disk, those being made included
 	spareName  uint64 // the number of the last spare file
 	replay     replayed
+	kept       *file // of files, during Start; see takeUseless
 	end        LSN
 	pending    []*group // appended and not known durable, in order
 	unsynced   int64    // bytes of pending
@@ -276,34 +277,30 @@ func (j *Journal) Start(epoch uint64, next LSN) error {
 	if err := j.mayStart(epoch, next); err != nil {
 		return err
 	}
-	useless := j.takeUseless()
-	// One file stays until the new one is there: a crash in between must not
-	// leave a journal without any.
-	kept := useless[:min(1, len(useless))]
-	if err := j.recycle(useless[len(kept):]); err != nil {
+	if err := j.recycle(j.takeUseless()); err != nil {
 		return err
 	}
 	dead, err := j.settleReplayed()
-	var f *file
-	if err == nil {
-		j.advance(max(j.replay.last, j.replay.after))
-		f, err = j.newFile(fileHeader{epoch: epoch, first: next, after: max(j.replay.last, j.replay.after), durable: j.Durable()})
-	}
 	if err != nil {
-		j.files = append(j.files, kept...)
-		slices.SortFunc(j.files, bySeq)
 		return err
 	}
-	for _, k := range kept {
-		k.replaced = k.name == f.name
+	j.advance(max(j.replay.last, j.replay.after))
+	f, _, err := j.newFile(fileHeader{epoch: epoch, first: next, after: max(j.replay.last, j.replay.after), durable: j.Durable()})
+	if err != nil {
+		return err
 	}
 	j.advance(next - 1)
 	j.mu.Lock()
+	if j.kept != nil {
+		j.files = slices.DeleteFunc(j.files, func(f *file) bool { return f == j.kept })
+		dead = append(dead, j.kept)
+		j.kept = nil
+	}
 	j.prev, j.epoch, j.end = f.crc, epoch, next-1
 	j.files = append(j.files, f)
 	j.state = stateStarted
 	j.mu.Unlock()
-	if err := j.removeDead(slices.Concat(kept, dead)); err != nil {
+	if err := j.removeDead(dead); err != nil {
 		j.note("can't remove superseded journal files", err) // a later recovery does
 	}
 	j.background.Go(j.prepare)
@@ -388,18 +385,23 @@ func (j *Journal) undurable() (groups []*group, size int64, err error) {
 	return groups, size, nil
 }
 
-// takeUseless takes out the files without a record that is still needed, the
-// newest first.
+// takeUseless takes out the files without a record that is still needed. The
+// newest of them stays in place until the first new file is there: a crash in
+// between must not leave a journal without any.
 func (j *Journal) takeUseless() []*file {
 	var useless []*file
+	for _, f := range j.files {
+		if f.last <= j.replay.after {
+			j.kept = f
+		}
+	}
 	j.files = slices.DeleteFunc(j.files, func(f *file) bool {
-		f.freed = f.last <= j.replay.after
+		f.freed = f.last <= j.replay.after && f != j.kept
 		if f.freed {
 			useless = append(useless, f)
 		}
 		return f.freed
 	})
-	slices.Reverse(useless)
 	for _, f := range j.replay.empty {
 		f.freed = true
 		useless = append(useless, f)

@@ -131,7 +131,7 @@ func (m *model) recover(disk vfs.FS, o Options, least LSN, epoch uint64) (*Journ
 }
 
 func TestJournal_PowerLoss_RandomOperations(t *testing.T) {
-	rounds := 90
+	rounds := 270
 	if testing.Short() {
 		rounds = 12
 	}

@@ -34,11 +34,7 @@ func (j *Journal) rewrite(cause error) {
 	err := w.run()
 	if err != nil {
 		err = errors.Join(err, w.abandon())
-		j.mu.Lock()
-		defer j.mu.Unlock()
-		j.broken = fmt.Errorf("%w: %w; writing to a fresh file failed too: %w", ErrBroken, cause, err)
-		j.stats.LastError = j.broken
-		j.failWaiters(j.broken)
+		j.giveUp(fmt.Errorf("%w; writing to a fresh file failed too: %w", cause, err))
 		return
 	}
 	dead := w.install()
@@ -49,6 +45,16 @@ func (j *Journal) rewrite(cause error) {
 		// They are superseded: a later recovery removes them.
 		j.note("can't remove superseded journal files", err)
 	}
+}
+
+// giveUp breaks the journal and returns the error that all calls get from now on.
+func (j *Journal) giveUp(cause error) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.broken = fmt.Errorf("%w: %w", ErrBroken, cause)
+	j.stats.LastError = j.broken
+	j.failWaiters(j.broken)
+	return j.broken
 }
 
 func (w *rewriter) run() error {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand"
 	"strings"
 	"sync"
 	"syscall"
@@ -15,7 +16,10 @@ import (
 
 // failing makes calls of one kind fail on journal files, so many times.
 func failing(f *vfs.Fault, op string, times int, err error) {
+	var mu sync.Mutex
 	f.SetHook(func(o, name string, _ int) error {
+		mu.Lock()
+		defer mu.Unlock()
 		if o == op && times > 0 && strings.Contains(name, testDir) {
 			times--
 			return err
@@ -131,6 +135,44 @@ func TestJournal_BrokenAfterSecondFailure(t *testing.T) {
 				t.Fatal("the acknowledged record is gone")
 			}
 		})
+	}
+}
+
+// A file that was given its name but whose name could not be made durable may
+// come back after a power loss: appending to the older file would be lost.
+func TestJournal_Append_NameOfNextFileFails(t *testing.T) {
+	for seed := range int64(30) {
+		disk := newDisk(t)
+		faulty := vfs.NewFault(disk)
+		j := start(t, faulty, bigOptions())
+		for j.current().size-j.current().end > 1000 {
+			appendNumbered(t, j, 700)
+		}
+		waitFor(t, "the preparer rests", func() bool { return !j.wantSpare() })
+		end := j.End()
+		failing(faulty, "SyncDir", 1+int(seed%2), syscall.EIO)
+		_, _, err := j.Append(nil, testEntry(uint64(end)+1, 3000))
+		if seed%2 == 0 {
+			must(t, err) // with the second file
+			end++
+		} else if !errors.Is(err, ErrBroken) || !errors.Is(err, syscall.EIO) {
+			t.Fatalf("both files failed: %v", err)
+		}
+		if _, _, err := j.Append(nil, testEntry(uint64(end)+1, 10)); err == nil {
+			end++
+			syncAll(t, j)
+		}
+		durable := j.Durable()
+		next := disk.Crash(rand.New(rand.NewSource(seed)), vfs.PowerLoss)
+		if err := j.Close(); err != nil && !errors.Is(err, ErrBroken) {
+			t.Fatal(err)
+		}
+		j, err = Open(next, testDir, bigOptions())
+		must(t, err)
+		records, _, err := replayAll(j, 0, durable)
+		must(t, err)
+		must(t, checkNumbered(records, 1))
+		must(t, j.Close())
 	}
 }
 
