@@ -54,7 +54,7 @@ var (
 // The room comes from r, of which the rest stays; with a nil r Append reserves
 // for itself and waits as Reserve does. Errors: ErrTooLarge, ErrBroken, ErrClosed;
 // ErrNoSpace or an I/O error when no file could be begun, and then nothing was
-// appended. After ErrBroken the operation may be found again or not.
+// appended. After ErrBroken a recovery may find the operation or not.
 func (j *Journal) Append(r *Reservation, entries ...Entry) (LSN, []Loc, error) {
 	if len(entries) == 0 {
 		return 0, nil, errors.New("append to journal: no entries")

@@ -19,12 +19,15 @@ func (j *Journal) Sync(ctx context.Context, lsn LSN) error {
 		if err == nil && lsn > j.end {
 			err = fmt.Errorf("%w: sync up to lsn %d, the journal ends at %d", ErrState, lsn, j.end)
 		}
-		lead, done := err == nil && !j.leading, j.roundDone
+		finished := j.Durable() >= lsn // while this call came for the lock
+		lead, done := err == nil && !finished && !j.leading, j.roundDone
 		if lead {
 			j.leading = true
 		}
 		j.mu.Unlock()
 		switch {
+		case finished:
+			return nil
 		case err != nil:
 			return err
 		case lead:
