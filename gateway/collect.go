@@ -54,21 +54,19 @@ func (c *Collected) add(key string, size int64, dry bool) {
 func (v *Volume) pins(ctx context.Context) ([]metadata.Pin, error) {
 	var pins []metadata.Pin
 	err := objstore.ListAll(ctx, v.store, metadata.PinPrefix, "", func(i objstore.Info) error {
-		body, _, err := objstore.ReadAll(ctx, v.store, i.Key, 1<<20)
+		err := readDocument(ctx, v.store, i.Key, 1<<20, func(body []byte, _ objstore.Info) error {
+			p, err := metadata.DecodePin(body)
+			if err == nil {
+				pins = append(pins, *p)
+			}
+			return err
+		})
 		if errors.Is(err, objstore.ErrNotExist) {
 			return nil // taken away meanwhile
 		}
-		if err != nil {
-			return storeError("read pin "+i.Key, err)
-		}
-		p, err := metadata.DecodePin(body)
-		if err != nil {
-			return documentError(i.Key, err)
-		}
-		pins = append(pins, *p)
-		return nil
+		return err
 	})
-	if err != nil && !errors.Is(err, ErrDamaged) && !errors.Is(err, ErrNewerFormat) {
+	if err != nil && !isDamage(err) && !errors.Is(err, ErrNewerFormat) && !errors.Is(err, ErrStore) {
 		return nil, storeError("list pins", err)
 	}
 	return pins, err

@@ -110,15 +110,21 @@ func (f *fetcher) fetchBase(ctx context.Context, b *metadata.Base, lo, hi, off u
 	} else {
 		raw = buf[:hi-lo]
 	}
-	if err := f.readStore(ctx, b.Ref, int64(lo), raw); err != nil {
-		return err
-	}
-	for at := lo; at < hi; at += metadata.BlockSize {
-		block := raw[at-lo : min(hi, at+metadata.BlockSize)-lo]
-		if checksum(block) != b.Sums[at/metadata.BlockSize] {
-			f.stat.damage.Add(1)
-			return fmt.Errorf("%w: object %s, bytes %d to %d: checksum does not match", ErrDamaged, b.Key, at, int(at)+len(block))
+	err := retryDamage(ctx, func() error {
+		if err := f.readStore(ctx, b.Ref, int64(lo), raw); err != nil {
+			return err
 		}
+		for at := lo; at < hi; at += metadata.BlockSize {
+			block := raw[at-lo : min(hi, at+metadata.BlockSize)-lo]
+			if checksum(block) != b.Sums[at/metadata.BlockSize] {
+				f.stat.damage.Add(1)
+				return fmt.Errorf("%w: object %s, bytes %d to %d: checksum does not match", ErrDamaged, b.Key, at, int(at)+len(block))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	if len(raw) > 0 && &raw[0] != &buf[0] {
 		from := max(lo, off)
@@ -165,19 +171,27 @@ func (f *fetcher) fetchExtents(ctx context.Context, s *metadata.Slot, need []int
 		run := runs[i]
 		first, last := s.Patches[run[0]], s.Patches[run[len(run)-1]]
 		raw := make([]byte, last.SegOff+last.Len-first.SegOff)
-		if err := f.readStore(ctx, first.Seg, int64(first.SegOff), raw); err != nil {
+		err := retryDamage(ctx, func() error {
+			if err := f.readStore(ctx, first.Seg, int64(first.SegOff), raw); err != nil {
+				return err
+			}
+			for _, k := range run {
+				p := s.Patches[k]
+				if checksum(raw[p.SegOff-first.SegOff:][:p.Len]) != p.Sum {
+					f.stat.damage.Add(1)
+					return fmt.Errorf("%w: segment %s, bytes %d to %d: checksum does not match", ErrDamaged, p.Seg.Key, p.SegOff, p.SegOff+p.Len)
+				}
+			}
+			return nil
+		})
+		if err != nil {
 			return err
 		}
+		mu.Lock()
+		defer mu.Unlock()
 		for _, k := range run {
 			p := s.Patches[k]
-			ext := raw[p.SegOff-first.SegOff:][:p.Len]
-			if checksum(ext) != p.Sum {
-				f.stat.damage.Add(1)
-				return fmt.Errorf("%w: segment %s, bytes %d to %d: checksum does not match", ErrDamaged, p.Seg.Key, p.SegOff, p.SegOff+p.Len)
-			}
-			mu.Lock()
-			out[k] = ext
-			mu.Unlock()
+			out[k] = raw[p.SegOff-first.SegOff:][:p.Len]
 		}
 		return nil
 	})

@@ -3,7 +3,8 @@ package gateway
 import (
 	"context"
 	"errors"
-	"math/rand"
+	oldrand "math/rand"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -22,15 +23,17 @@ type lab struct {
 	fault  *vfs.Fault // over disk, of the mount under way
 	kv     *metadata.MemKV
 	rng    *rand.Rand
-	dir    string
-	opt    Options // what every mount gets
-	mu     sync.Mutex
+	// diskRng is the disk's own, of the package that it takes.
+	diskRng *oldrand.Rand
+	dir     string
+	opt     Options // what every mount gets
+	mu      sync.Mutex
 }
 
 func newLab(t *testing.T, seed int64, objectSize int64) *lab {
-	l := &lab{t: t, bucket: mem.NewRecording(), disk: vfs.NewMem(), kv: metadata.NewMemKV(), rng: rand.New(rand.NewSource(seed)), dir: "/state"}
+	l := &lab{t: t, bucket: mem.NewRecording(), disk: vfs.NewMem(), kv: metadata.NewMemKV(), rng: rand.New(rand.NewPCG(uint64(seed), 7)), diskRng: oldrand.New(oldrand.NewSource(seed)), dir: "/state"}
 	l.opt = Options{
-		URL: "mem://lab", Manual: true, CacheBytes: 8 << 20, JournalBytes: 4 << 20, JournalFileBytes: 1 << 20,
+		URL: "mem://lab", Manual: true, CacheBytes: 8 << 20, JournalBytes: 8 << 20, JournalFileBytes: 1 << 20,
 		ReferenceBytes: 3000, Rand: l, LeaseDuration: 15 * time.Second,
 		Owner: metadata.Owner{Host: "lab", PID: 1, StateDir: l.dir},
 	}
@@ -45,7 +48,10 @@ func newLab(t *testing.T, seed int64, objectSize int64) *lab {
 func (l *lab) Read(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.rng.Read(p)
+	for i := range p {
+		p[i] = byte(l.rng.Uint32())
+	}
+	return len(p), nil
 }
 
 // mount opens the volume on the lab's disk, over a store of the caller's.
@@ -61,7 +67,7 @@ func (l *lab) mount(s objstore.Store, change func(*Options)) (*Volume, error) {
 			}
 			l.kv = metadata.NewMemKV()
 		}
-		return keepOpen{l.kv}, nil
+		return mountedKV{l.kv, l.fault}, nil
 	}
 	if change != nil {
 		change(&o)
@@ -69,10 +75,28 @@ func (l *lab) mount(s objstore.Store, change func(*Options)) (*Volume, error) {
 	return Open(context.Background(), o)
 }
 
-// keepOpen lets a store in memory outlive its mounts.
-type keepOpen struct{ metadata.KV }
+// mountedKV is the index's store as one mount sees it: it outlives the mount,
+// and dies with the process.
+type mountedKV struct {
+	metadata.KV
+	fault *vfs.Fault
+}
 
-func (keepOpen) Close() error { return nil }
+func (mountedKV) Close() error { return nil }
+
+func (m mountedKV) Update(fn func(metadata.Writer) error) error {
+	if m.fault.Killed() {
+		return vfs.ErrKilled
+	}
+	return m.KV.Update(fn)
+}
+
+func (m mountedKV) Sync() error {
+	if m.fault.Killed() {
+		return vfs.ErrKilled
+	}
+	return m.KV.Sync()
+}
 
 func (l *lab) mustMount(change func(*Options)) *Volume {
 	l.t.Helper()
@@ -159,7 +183,9 @@ func openPath(t *testing.T, v *Volume, name string) *Handle {
 
 func fill(rng *rand.Rand, n int) []byte {
 	p := make([]byte, n)
-	rng.Read(p)
+	for i := range p {
+		p[i] = byte(rng.Uint32())
+	}
 	return p
 }
 

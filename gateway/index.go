@@ -21,7 +21,9 @@ func (v *Volume) openIndex(ctx context.Context, head *entry) error {
 			return fmt.Errorf("%w: the local index has commit %s and %s ends at commit %s: the bucket lost commits; bring them back, or mount with another state directory to go on from there",
 				ErrDamaged, local.CommitID, v.opt.URL, head.id)
 		}
-		if err = catchUp(ctx, v.store, v.index, head); err == nil {
+		if local.N == 0 && head.commit.Manifest.N != 0 {
+			err = fmt.Errorf("%w: it is empty", errOffPath)
+		} else if err = catchUp(ctx, v.store, v.index, head); err == nil {
 			v.countSinceManifest()
 			return nil
 		}
@@ -114,11 +116,15 @@ func loadIndex(ctx context.Context, s objstore.Store, kv metadata.KV, objectSize
 			return nil, err
 		}
 		_, err = metadata.LoadManifest(doc, func(key string, size int64) ([]byte, error) {
-			body, _, err := objstore.ReadAll(ctx, s, key, size)
-			if err != nil {
-				return nil, storeError("read page "+key, err)
+			var page []byte
+			err := readDocument(ctx, s, key, size, func(body []byte, _ objstore.Info) error {
+				page = body
+				return nil
+			})
+			if errors.Is(err, objstore.ErrNotExist) {
+				return nil, fmt.Errorf("%w: page %s of manifest %s is missing", ErrDamaged, key, head.commit.Manifest)
 			}
-			return body, nil
+			return page, err
 		}, kv)
 		if err != nil {
 			return nil, documentOrStore(metadata.ManifestKey(m), err)

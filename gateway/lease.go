@@ -34,16 +34,16 @@ func (v *Volume) randomHex(n int) (string, error) {
 }
 
 // readLease returns the lease as the store has it.
-func readLease(ctx context.Context, s objstore.Store) (*metadata.Lease, objstore.Version, error) {
-	body, info, err := objstore.ReadAll(ctx, s, metadata.LeaseKey, 1<<20)
-	if err != nil {
-		return nil, "", storeError("read "+metadata.LeaseKey, err)
+func readLease(ctx context.Context, s objstore.Store) (l *metadata.Lease, version objstore.Version, err error) {
+	err = readDocument(ctx, s, metadata.LeaseKey, 1<<20, func(body []byte, i objstore.Info) (err error) {
+		version = i.Version
+		l, err = metadata.DecodeLease(body)
+		return err
+	})
+	if errors.Is(err, objstore.ErrNotExist) {
+		return nil, "", fmt.Errorf("%w: the volume has no %s", ErrDamaged, metadata.LeaseKey)
 	}
-	l, err := metadata.DecodeLease(body)
-	if err != nil {
-		return nil, "", documentError(metadata.LeaseKey, err)
-	}
-	return l, info.Version, nil
+	return l, version, err
 }
 
 // acquire takes the volume's next epoch: at once when the lease is released,

@@ -24,16 +24,18 @@ type manifestState struct {
 
 // loadManifest reads a manifest's document.
 func loadManifest(ctx context.Context, s objstore.Store, id metadata.CommitID) (*metadata.Manifest, []byte, error) {
+	var m *metadata.Manifest
+	var doc []byte
 	key := metadata.ManifestKey(id)
-	body, _, err := objstore.ReadAll(ctx, s, key, maxDocument)
-	if err != nil {
-		return nil, nil, storeError("read "+key, err)
+	err := readDocument(ctx, s, key, maxDocument, func(body []byte, _ objstore.Info) (err error) {
+		doc = body
+		m, err = metadata.DecodeManifest(body)
+		return err
+	})
+	if errors.Is(err, objstore.ErrNotExist) {
+		return nil, nil, fmt.Errorf("%w: the volume's manifest %s is missing", ErrDamaged, key)
 	}
-	m, err := metadata.DecodeManifest(body)
-	if err != nil {
-		return nil, nil, documentError(key, err)
-	}
-	return m, body, nil
+	return m, doc, err
 }
 
 // ManifestDue says whether enough was committed for another manifest.

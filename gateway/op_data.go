@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"math"
 
@@ -18,6 +19,8 @@ type writeOp struct {
 	time   int64
 	killID bool
 	staged bool
+
+	whole bool // the caller holds the whole file's range lock; not in the record
 }
 
 func (o *writeOp) kind() journal.Op { return opWrite }
@@ -32,6 +35,9 @@ func (o *writeOp) codec(c *codec) {
 }
 
 func (o *writeOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
+	if !o.staged && !o.whole && v.dropsStaged(o.ino, o.off+o.length) {
+		return nil, errWholeLock
+	}
 	apply, err := v.planBytes(o.ino, o.off, o.length, o.time, o.killID, o.staged)
 	if err != nil {
 		return nil, err
@@ -49,6 +55,8 @@ type refOp struct {
 	time   int64
 	killID bool
 	sums   []uint32
+
+	whole bool // as in writeOp
 }
 
 func (o *refOp) kind() journal.Op { return opRef }
@@ -65,6 +73,9 @@ func (o *refOp) codec(c *codec) {
 func (o *refOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
 	if m := v.refs[o.ino]; m != nil && m.Overlaps(o.off, o.off+o.length) {
 		return nil, fmt.Errorf("%w: two references to bytes %d to %d of inode %d", ErrDamaged, o.off, o.off+o.length, o.ino)
+	}
+	if !o.whole && v.dropsStaged(o.ino, o.off+o.length) {
+		return nil, errWholeLock
 	}
 	apply, err := v.planBytes(o.ino, o.off, o.length, o.time, o.killID, false)
 	if err != nil {
@@ -88,6 +99,17 @@ type refValue struct{ *reference }
 
 // Slice keeps the value: a reference knows its own range.
 func (r refValue) Slice(int64) refValue { return r }
+
+// errWholeLock: the write drops staged bytes outside its own range, so it needs
+// the whole file's range lock.
+var errWholeLock = errors.New("write needs the whole file's range lock")
+
+// dropsStaged says whether a write up to end drops bytes that are staged. Redo
+// has no locks to take. Caller holds v.mu.
+func (v *Volume) dropsStaged(ino InodeID, end int64) bool {
+	n, err := v.inode(ino)
+	return err == nil && !v.replaying && n.Staged > 0 && end > n.Size
+}
 
 // planBytes is what writes of both kinds have in common.
 func (v *Volume) planBytes(ino InodeID, off, length, now int64, killID, staged bool) (func(piece), error) {

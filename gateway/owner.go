@@ -63,6 +63,29 @@ func (o *ownerFile) has(reign string) bool { return slices.Contains(o.Reigns, re
 
 func (o *ownerFile) current() string { return o.Reigns[len(o.Reigns)-1] }
 
+// makeDir makes a directory and its missing parents, durably.
+func makeDir(f vfs.FS, dir string) error {
+	var missing []string
+	for d := filepath.Clean(dir); ; d = filepath.Dir(d) {
+		if _, err := f.Stat(d); err == nil || d == filepath.Dir(d) {
+			break
+		}
+		missing = append(missing, filepath.Dir(d))
+	}
+	if err := f.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("create %s: %w", dir, err)
+	}
+	if len(missing) == 0 {
+		missing = append(missing, filepath.Dir(filepath.Clean(dir))) // it may be there and not be durable
+	}
+	for _, d := range missing {
+		if err := f.SyncDir(d); err != nil {
+			return fmt.Errorf("sync %s: %w", d, err)
+		}
+	}
+	return nil
+}
+
 // readFile reads a small file.
 func readFile(f vfs.FS, name string, limit int64) ([]byte, error) {
 	h, err := f.OpenFile(name, os.O_RDONLY, 0)

@@ -26,24 +26,23 @@ type entry struct {
 
 // read returns the entry with a number, or nil when there is none.
 func (r pathReader) read(ctx context.Context, id metadata.CommitID) (*entry, error) {
+	e := &entry{id: id}
 	key := metadata.CommitKey(id)
-	body, _, err := objstore.ReadAll(ctx, r.store, key, maxDocument)
+	err := readDocument(ctx, r.store, key, maxDocument, func(body []byte, _ objstore.Info) (err error) {
+		e.commit, e.seal, err = metadata.DecodeCommitOrSeal(body)
+		e.size = int64(len(body))
+		if e.commit != nil {
+			e.hash = metadata.Hash(body)
+		}
+		return err
+	})
 	if errors.Is(err, objstore.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, storeError("read "+key, err)
+		return nil, err
 	}
-	c, s, err := metadata.DecodeCommitOrSeal(body)
-	if err != nil {
-		return nil, documentError(key, err)
-	}
-	e := &entry{id: id, commit: c, seal: s, size: int64(len(body))}
-	switch {
-	case c != nil && c.CommitID == id:
-		e.hash = metadata.Hash(body)
-	case s != nil && s.CommitID == id:
-	default:
+	if e.commit != nil && e.commit.CommitID != id || e.seal != nil && e.seal.CommitID != id {
 		return nil, fmt.Errorf("%w: %s holds another commit's document", ErrDamaged, key)
 	}
 	return e, nil

@@ -43,24 +43,21 @@ func Open(ctx context.Context, o Options) (*Volume, error) {
 
 // ReadVolumeDoc reads a volume's identity document.
 func ReadVolumeDoc(ctx context.Context, s objstore.Store, url string) (*metadata.VolumeDoc, error) {
-	body, _, err := objstore.ReadAll(ctx, s, metadata.VolumeKey, 1<<20)
+	var d *metadata.VolumeDoc
+	err := readDocument(ctx, s, metadata.VolumeKey, 1<<20, func(body []byte, _ objstore.Info) (err error) {
+		d, err = metadata.DecodeVolume(body)
+		return err
+	})
 	if errors.Is(err, objstore.ErrNotExist) {
 		return nil, fmt.Errorf("%w: %s has no %s; check the URL, or make a volume with `cistern format`", ErrNoVolume, url, metadata.VolumeKey)
 	}
-	if err != nil {
-		return nil, storeError("read "+metadata.VolumeKey, err)
-	}
-	d, err := metadata.DecodeVolume(body)
-	if err != nil {
-		return nil, documentError(metadata.VolumeKey, err)
-	}
-	return d, nil
+	return d, err
 }
 
 func (v *Volume) open(ctx context.Context) error {
 	dir := v.opt.StateDir
-	if err := v.fs.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("state directory %s: %w", dir, err)
+	if err := makeDir(v.fs, dir); err != nil {
+		return fmt.Errorf("state directory: %w", err)
 	}
 	lk, err := v.fs.Lock(filepath.Join(dir, "lock"))
 	if err != nil {
@@ -201,8 +198,8 @@ func (v *Volume) freshJournal(dir string, epoch uint64) error {
 	if err := v.fs.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove %s: %w", dir, err)
 	}
-	if err := v.fs.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("create %s: %w", dir, err)
+	if err := makeDir(v.fs, dir); err != nil {
+		return err
 	}
 	id, err := v.randomHex(16)
 	if err != nil {
@@ -220,9 +217,6 @@ func (v *Volume) freshJournal(dir string, epoch uint64) error {
 	if err := j.Start(epoch, journal.LSN(v.head.LastLSN+1)); err != nil {
 		return journalError(err)
 	}
-	if err := v.fs.SyncDir(v.opt.StateDir); err != nil {
-		return fmt.Errorf("sync %s: %w", v.opt.StateDir, err)
-	}
 	v.owner.Journal = id
 	v.owner.Reigns = []string{v.owner.current()}
 	return v.owner.save()
@@ -231,8 +225,8 @@ func (v *Volume) freshJournal(dir string, epoch uint64) error {
 // setAside moves a journal that must not be redone here out of the way.
 func (v *Volume) setAside(dir string) error {
 	base := filepath.Join(v.opt.StateDir, "quarantine")
-	if err := v.fs.MkdirAll(base, 0o700); err != nil {
-		return fmt.Errorf("create %s: %w", base, err)
+	if err := makeDir(v.fs, base); err != nil {
+		return err
 	}
 	if _, err := v.fs.Stat(dir); err != nil {
 		return nil // there is nothing to keep

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 
 	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/metadata"
@@ -104,7 +106,7 @@ func (v *Volume) verifyRecord(r journal.Record) error {
 	}
 	o := op.(*refOp)
 	_, err = v.readReference(&reference{lsn: r.LSN, off: o.off, len: o.length, sums: o.sums}, o.ino, o.off, o.off+o.length)
-	if errors.Is(err, ErrDamaged) {
+	if errors.Is(err, ErrDamaged) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("%w: %w", journal.ErrTorn, err)
 	}
 	return err

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"sync"
@@ -130,73 +131,135 @@ func (v *Volume) write(ctx context.Context, nd *node, p []byte, off int64, killI
 		return err
 	}
 	defer res.Release()
-	end := off + int64(len(p))
-	held, err := nd.lock.Lock(ctx, off, end, true)
+	f := v.cache.Get(uint64(nd.id))
+	defer f.Release()
+	w := &write{v: v, nd: nd, f: f, res: res, p: p, off: off, end: off + int64(len(p)), killID: killID, staged: staged}
+	err = w.locked(ctx, off, w.end)
+	if errors.Is(err, errWholeLock) {
+		w.whole = true
+		err = w.locked(ctx, 0, wholeFile)
+	}
+	return err
+}
+
+// write is one write under way.
+type write struct {
+	v        *Volume
+	nd       *node
+	f        *cache.File
+	res      *journal.Reservation
+	p        []byte
+	off, end int64
+	killID   bool
+	staged   bool
+	whole    bool // the whole file is locked
+}
+
+// locked does the write under a lock of the given range.
+func (w *write) locked(ctx context.Context, off, end int64) error {
+	held, err := w.nd.lock.Lock(ctx, off, end, true)
 	if err != nil {
 		return ErrInterrupted
 	}
 	defer held.Unlock()
-	f := v.cache.Get(uint64(nd.id))
-	defer f.Release()
-	if err := f.Verify(off, int64(len(p)), v.believable(nd.id)); err != nil {
-		v.stat.cacheErrors.Add(1)
+	if err := w.f.Verify(w.off, w.end-w.off, w.v.believable(w.nd.id)); err != nil {
+		w.v.stat.cacheErrors.Add(1)
 	}
-	if len(p) >= v.opt.ReferenceBytes && !staged {
-		done, err := v.writeReference(res, nd, f, p, off, killID)
+	size, err := w.droppable()
+	if err != nil {
+		return err
+	}
+	if len(w.p) >= w.v.opt.ReferenceBytes && !w.staged {
+		done, err := w.reference(size)
 		if done || err != nil {
 			return err
 		}
 	}
-	return v.writeData(res, nd, f, p, off, killID, staged)
+	return w.data(size)
 }
 
-// writeData journals the bytes, then puts them into the cache if it has room.
-func (v *Volume) writeData(res *journal.Reservation, nd *node, f *cache.File, p []byte, off int64, killID, staged bool) error {
-	op := &writeOp{ino: nd.id, off: off, length: int64(len(p)), time: v.clock(), killID: killID, staged: staged}
+// droppable returns from where on the write drops what is staged; wholeFile
+// when it drops nothing.
+func (w *write) droppable() (int64, error) {
+	if !w.whole {
+		return wholeFile, nil
+	}
+	w.v.mu.RLock()
+	defer w.v.mu.RUnlock()
+	n, err := w.v.inode(w.nd.id)
+	if err != nil {
+		return 0, err
+	}
+	if n.Staged > 0 && w.end > n.Size {
+		return n.Size, nil
+	}
+	return wholeFile, nil
+}
+
+// dropStaged makes the cache forget staged bytes that the write dropped.
+func (w *write) dropStaged(size int64) error {
+	if size == wholeFile {
+		return nil
+	}
+	if size < w.off {
+		if err := w.v.dropRange(w.f, w.nd.id, size, w.off); err != nil {
+			return err
+		}
+	}
+	return w.v.dropRange(w.f, w.nd.id, w.end, wholeFile)
+}
+
+// data journals the bytes, then puts them into the cache if it has room.
+func (w *write) data(stagedFrom int64) error {
+	v := w.v
+	op := &writeOp{ino: w.nd.id, off: w.off, length: int64(len(w.p)), time: v.clock(), killID: w.killID, staged: w.staged, whole: w.whole}
 	v.mu.Lock()
-	_, err := v.doLocked(res, op, p)
-	m := v.refs[nd.id]
-	overRef := m != nil && m.Overlaps(off, off+int64(len(p)))
+	_, err := v.doLocked(w.res, op, w.p)
+	m := v.refs[w.nd.id]
+	overRef := m != nil && m.Overlaps(w.off, w.end)
 	v.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	v.stat.written.Add(int64(len(p)))
+	v.stat.written.Add(int64(len(w.p)))
 	v.maySync()
+	if err := w.dropStaged(stagedFrom); err != nil {
+		return err
+	}
 	if overRef {
 		// The journal refers to what the cache file has here: it stays, and the
 		// new bytes are read from the journal.
-		return v.dropRange(f, nd.id, off, off+int64(len(p)))
+		return v.dropRange(w.f, w.nd.id, w.off, w.end)
 	}
-	if ok, err := f.WriteAt(p, off); !ok && err != nil {
+	if ok, err := w.f.WriteAt(w.p, w.off); !ok && err != nil {
 		v.stat.cacheErrors.Add(1)
 	}
 	return nil
 }
 
-// writeReference puts the bytes into the cache file and journals a reference.
-// It answers false when the bytes must go into the journal instead.
-func (v *Volume) writeReference(res *journal.Reservation, nd *node, f *cache.File, p []byte, off int64, killID bool) (bool, error) {
-	end := off + int64(len(p))
-	if !v.referable(nd.id, off, end) {
+// reference puts the bytes into the cache file and journals a reference. It
+// answers false when the bytes must go into the journal instead.
+func (w *write) reference(stagedFrom int64) (bool, error) {
+	v := w.v
+	if !v.referable(w.nd.id, w.off, w.end) {
 		return false, nil
 	}
-	if ok, _ := f.WritePinned(p, off); !ok {
+	if ok, _ := w.f.WritePinned(w.p, w.off); !ok {
 		return false, nil
 	}
-	v.unsynced.add(nd.id)
-	op := &refOp{ino: nd.id, off: off, length: int64(len(p)), time: v.clock(), killID: killID, sums: blockSums(p)}
-	if _, err := v.do(res, op, nil); err != nil {
-		f.Unpin(off, int64(len(p)))
-		if derr := v.dropRange(f, nd.id, off, end); derr != nil {
+	v.unsynced.add(w.nd.id)
+	op := &refOp{ino: w.nd.id, off: w.off, length: int64(len(w.p)), time: v.clock(), killID: w.killID, sums: blockSums(w.p), whole: w.whole}
+	if _, err := v.do(w.res, op, nil); err != nil {
+		w.f.Unpin(w.off, int64(len(w.p)))
+		if derr := v.dropRange(w.f, w.nd.id, w.off, w.end); derr != nil {
 			return true, fmt.Errorf("%w (and the cache: %w)", err, derr)
 		}
 		return true, err
 	}
-	v.stat.written.Add(int64(len(p)))
-	v.sinceSync.Add(int64(len(p)) / 4)
+	v.stat.written.Add(int64(len(w.p)))
+	v.sinceSync.Add(int64(len(w.p)) / 4)
 	v.maySync()
-	return true, nil
+	return true, w.dropStaged(stagedFrom)
 }
 
 // referable says whether no live record refers to any byte of the range and
