@@ -111,14 +111,21 @@ func catchUp(ctx context.Context, s objstore.Store, ix *metadata.Index, head *en
 // and the commits after that.
 func loadIndex(ctx context.Context, s objstore.Store, kv metadata.KV, objectSize int64, head *entry) (*metadata.Index, error) {
 	if m := head.commit.Manifest; m.N != 0 {
-		_, doc, err := loadManifest(ctx, s, m)
+		manifest, doc, err := loadManifest(ctx, s, m)
 		if err != nil {
 			return nil, err
+		}
+		sums := make(map[string]uint32, len(manifest.Pages))
+		for i := range manifest.Pages {
+			sums[manifest.Pages[i].Key()] = manifest.Pages[i].Sum
 		}
 		_, err = metadata.LoadManifest(doc, func(key string, size int64) ([]byte, error) {
 			var page []byte
 			err := readDocument(ctx, s, key, size, func(body []byte, _ objstore.Info) error {
 				page = body
+				if checksum(body) != sums[key] {
+					return fmt.Errorf("%w: page %s: checksum does not match", metadata.ErrDamaged, key)
+				}
 				return nil
 			})
 			if errors.Is(err, objstore.ErrNotExist) {

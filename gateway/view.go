@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cisternfs/cistern/internal/vfs"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 )
@@ -20,6 +21,7 @@ type View struct {
 	index *metadata.Index
 	kv    metadata.KV
 	stats counters
+	local *viewCache // nil: none
 }
 
 // ViewOptions tell OpenView what to read.
@@ -29,6 +31,12 @@ type ViewOptions struct {
 	KV      metadata.KV // an empty store for the index; closed by Close
 	Commit  uint64      // number of the commit to show; 0: the last
 	Fetches int         // parallel ranged reads, default 16
+
+	// A view that is mounted keeps what it read in a cache on the local disk:
+	// CacheDir must be empty or missing, and is removed by Close.
+	FS         vfs.FS
+	CacheDir   string // empty: no cache
+	CacheBytes int64
 }
 
 // OpenView reads a volume's state as of a commit.
@@ -53,6 +61,11 @@ func OpenView(ctx context.Context, o ViewOptions) (*View, error) {
 	v.fetcher = newFetcher(o.Store, doc.ID, o.Fetches, &v.stats, time.Now)
 	if v.index, err = loadIndex(ctx, o.Store, o.KV, doc.ObjectSize, head); err != nil {
 		return nil, err
+	}
+	if o.CacheDir != "" {
+		if v.local, err = openViewCache(v, o); err != nil {
+			return nil, err
+		}
 	}
 	return v, nil
 }
@@ -89,8 +102,13 @@ func commitAt(ctx context.Context, s objstore.Store, head *entry, n uint64, url 
 	return nil, fmt.Errorf("%w: commit %d of %s was collected", ErrNotExist, n, url)
 }
 
-// Close gives the index's store back.
-func (v *View) Close() error { return v.kv.Close() }
+// Close gives the index's store and the cache back.
+func (v *View) Close() error {
+	if v.local != nil {
+		return errors.Join(v.local.close(), v.kv.Close())
+	}
+	return v.kv.Close()
+}
 
 // Head is the commit that is shown.
 func (v *View) Head() metadata.Head { return v.index.Head() }
@@ -151,22 +169,30 @@ func (v *View) Read(ctx context.Context, n *Inode, p []byte, off int64) (int, er
 		return 0, nil
 	}
 	p = p[:min(int64(len(p)), n.Size-off)]
+	if v.local != nil {
+		return len(p), v.local.read(ctx, n, p, off)
+	}
+	return len(p), v.readRange(ctx, n, p, off)
+}
+
+// readRange fills p, which lies within the file, from the store.
+func (v *View) readRange(ctx context.Context, n *Inode, p []byte, off int64) error {
 	for at := off; at < off+int64(len(p)); {
 		no := at / v.doc.ObjectSize
 		end := min(off+int64(len(p)), (no+1)*v.doc.ObjectSize)
 		s, err := v.index.Slot(n.ID, uint32(no))
 		if err != nil {
-			return 0, fmt.Errorf("slot %d of inode %d: %w", no, n.ID, err)
+			return fmt.Errorf("slot %d of inode %d: %w", no, n.ID, err)
 		}
 		buf := p[at-off : end-off]
 		if s == nil {
 			clear(buf)
 		} else if err := v.readSlot(ctx, s, uint32(at-no*v.doc.ObjectSize), buf); err != nil {
-			return 0, err
+			return err
 		}
 		at = end
 	}
-	return len(p), nil
+	return nil
 }
 
 // readSlot reads whole blocks and copies what is asked for.

@@ -27,9 +27,11 @@ type Handle struct {
 	v    *Volume
 	node *node
 
-	mu      sync.Mutex // guards the fields below
 	pattern cache.Pattern
-	closed  bool
+
+	mu     sync.Mutex // guards the fields below
+	asked  int64      // end of what was asked to be read ahead
+	closed bool
 }
 
 // Open opens a regular file.
