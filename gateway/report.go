@@ -170,39 +170,49 @@ func FindCommit(ctx context.Context, s objstore.Store, n uint64, url string) (Co
 	return commitInfo(head), nil
 }
 
+// reignDestroyed stands in the lease of a volume that is being deleted.
+const reignDestroyed = "destroyed"
+
 // Destroy deletes everything that a volume has in the bucket, its identity
 // first and its lease last, so that it can go on after an interruption. It
 // takes the lease: ErrOwned when a writer has it, unless takeover is set.
-// ErrNotPermit when a pin that does not expire, as of a clone, keeps the volume
-// and force is not set. deleted is called with the number of objects deleted
+// ErrNotPermit when a pin that does not expire, as of a clone, keeps the volume,
+// and ErrDamaged when the lease or a pin can't be read, unless force is set. deleted is called with the number of objects deleted
 // so far.
 func Destroy(ctx context.Context, s objstore.Store, url string, owner metadata.Owner, takeover, force bool, deleted func(n int)) error {
-	l, version, err := readLease(ctx, s)
-	if err != nil {
-		if errors.Is(err, objstore.ErrNotExist) {
-			return fmt.Errorf("%w: %s has no %s", ErrNoVolume, url, metadata.LeaseKey)
-		}
-		return err
-	}
-	if !l.Released && !takeover {
-		return ownedError(l, url)
-	}
 	if !force {
 		if err := refusePinned(ctx, s, url); err != nil {
 			return err
 		}
 	}
-	next := metadata.Lease{Epoch: l.Epoch + 1, Reign: "destroyed", Owner: owner, Nonce: "destroyed", DurationMS: l.DurationMS, Hint: l.Hint}
-	if _, err := objstore.CompareAndSwap(ctx, s, metadata.LeaseKey, version, metadata.EncodeLease(&next)); err != nil {
-		if errors.Is(err, objstore.ErrConditionFailed) {
-			return fmt.Errorf("%w: somebody mounted %s meanwhile", ErrOwned, url)
-		}
-		return storeError("take the lease", err)
+	// A lease that is damaged tells nobody anything: force goes on without it.
+	if err := takeToDestroy(ctx, s, url, owner, takeover); err != nil && !(force && errors.Is(err, ErrDamaged)) {
+		return err
 	}
 	if err := s.Delete(ctx, metadata.VolumeKey); err != nil {
 		return storeError("delete "+metadata.VolumeKey, err)
 	}
 	return deleteAll(ctx, s, deleted)
+}
+
+// takeToDestroy takes the lease, so that nobody mounts what is being deleted.
+func takeToDestroy(ctx context.Context, s objstore.Store, url string, owner metadata.Owner, takeover bool) error {
+	l, version, err := readLease(ctx, s)
+	if err != nil {
+		return err
+	}
+	if !l.Released && !takeover && l.Reign != reignDestroyed {
+		return ownedError(l, url)
+	}
+	next := metadata.Lease{Epoch: l.Epoch + 1, Reign: reignDestroyed, Owner: owner, Nonce: reignDestroyed, DurationMS: l.DurationMS, Hint: l.Hint}
+	_, err = objstore.CompareAndSwap(ctx, s, metadata.LeaseKey, version, metadata.EncodeLease(&next))
+	if errors.Is(err, objstore.ErrConditionFailed) {
+		return fmt.Errorf("%w: somebody mounted %s meanwhile", ErrOwned, url)
+	}
+	if err != nil {
+		return storeError("take the lease", err)
+	}
+	return nil
 }
 
 // refusePinned fails when a pin without an expiry stands.

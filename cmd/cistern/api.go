@@ -1,0 +1,138 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	"github.com/cisternfs/cistern/internal/control"
+)
+
+// api serves a volume over the control socket of its mount.
+func api(s *live, m *mountProcess) http.Handler {
+	h := control.Handlers{Status: exitStatus}
+	mux := http.NewServeMux()
+	get := func(r *http.Request) query { return query{Values: r.URL.Query()} }
+	mux.Handle("GET /v1/ping", h.Call(func(*http.Request) (any, error) { return m.ping(), nil }))
+	mux.Handle("GET /v1/status", h.Call(func(*http.Request) (any, error) { return m.status(), nil }))
+	mux.Handle("POST /v1/sync", h.Call(func(r *http.Request) (any, error) { return s.sync(r.Context()) }))
+	mux.Handle("GET /v1/stat", h.Call(func(r *http.Request) (any, error) {
+		q := get(r)
+		name, slots := q.path(), q.bool("slots")
+		if q.err != nil {
+			return nil, q.err
+		}
+		return s.stat(r.Context(), name, slots)
+	}))
+	mux.Handle("GET /v1/list", h.Stream(func(r *http.Request, emit func(any) error) error {
+		q := get(r)
+		name, o := q.path(), listOptions{recursive: q.bool("recursive"), slots: q.bool("slots")}
+		if q.err != nil {
+			return q.err
+		}
+		return s.list(r.Context(), name, o, func(e entry) error { return emit(e) })
+	}))
+	mux.Handle("GET /v1/file", h.Body(func(r *http.Request, w io.Writer) error {
+		q := get(r)
+		name, off, n := q.path(), q.int("offset", 10), q.int("length", 10)
+		if q.err != nil {
+			return q.err
+		}
+		return s.read(r.Context(), name, off, n, w)
+	}))
+	mux.Handle("PUT /v1/file", h.Call(func(r *http.Request) (any, error) {
+		q := get(r)
+		name, o := q.path(), q.putOptions()
+		if q.err != nil {
+			return nil, q.err
+		}
+		return s.put(r.Context(), name, r.Body, o)
+	}))
+	mux.Handle("POST /v1/mkdir", h.Call(func(r *http.Request) (any, error) {
+		q := get(r)
+		name, o := q.path(), q.putOptions()
+		if q.err != nil {
+			return nil, q.err
+		}
+		return true, s.mkdir(r.Context(), name, o)
+	}))
+	mux.Handle("DELETE /v1/file", h.Call(func(r *http.Request) (any, error) {
+		q := get(r)
+		name, recursive := q.path(), q.bool("recursive")
+		if q.err != nil {
+			return nil, q.err
+		}
+		return s.remove(r.Context(), name, recursive)
+	}))
+	mux.Handle("POST /v1/collect", h.Call(func(r *http.Request) (any, error) {
+		q := get(r)
+		dry := q.bool("dry")
+		if q.err != nil {
+			return nil, q.err
+		}
+		return s.collect(r.Context(), dry)
+	}))
+	mux.Handle("POST /v1/check", h.Stream(func(r *http.Request, emit func(any) error) error {
+		q := get(r)
+		o := checkRequest{Data: q.bool("data"), Repair: q.bool("repair")}
+		if q.err != nil {
+			return q.err
+		}
+		result, err := s.check(r.Context(), o, func(e checkEvent) error { return emit(e) })
+		if err != nil {
+			return err
+		}
+		return emit(checkEvent{Result: &result})
+	}))
+	mux.Handle("POST /v1/shutdown", h.Stream(func(r *http.Request, emit func(any) error) error {
+		q := get(r)
+		wait := !q.bool("no_wait")
+		if q.err != nil {
+			return q.err
+		}
+		return m.shutdown(r.Context(), wait, func(e umountEvent) error { return emit(e) })
+	}))
+	return mux
+}
+
+// query reads parameters and keeps the first error.
+type query struct {
+	url.Values
+	err error
+}
+
+func (q *query) fail(name string, err error) {
+	if err != nil && q.err == nil {
+		q.err = usage(fmt.Errorf("parameter %s=%q: %w", name, q.Get(name), err))
+	}
+}
+
+func (q *query) path() string {
+	name, err := cleanPath(q.Get("path"))
+	q.fail("path", err)
+	return name
+}
+
+func (q *query) bool(name string) bool {
+	if !q.Has(name) {
+		return false
+	}
+	on, err := strconv.ParseBool(q.Get(name))
+	q.fail(name, err)
+	return on
+}
+
+func (q *query) int(name string, base int) int64 {
+	n, err := strconv.ParseInt(q.Get(name), base, 64)
+	q.fail(name, err)
+	return n
+}
+
+func (q *query) putOptions() putOptions {
+	return putOptions{
+		Mode: uint32(q.int("mode", 8)) & 0o7777, Mtime: q.int("mtime", 10),
+		Owner: [2]uint32{uint32(q.int("uid", 10)), uint32(q.int("gid", 10))},
+	}
+}

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/progress"
+	"github.com/cisternfs/cistern/internal/vfs"
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// checkReport is what `cistern check --json` prints.
+type checkReport struct {
+	checkResult
+	Found   []checkProblem `json:"found"`
+	Rebuild string         `json:"index_to_rebuild,omitempty"`
+}
+
+// maxFound bounds the problems that a JSON document lists.
+const maxFound = 10000
+
+func (a *app) checkCommand() *cobra.Command {
+	var data, repair, asJSON, takeover bool
+	c := &cobra.Command{
+		Use: "check <vol>[@commit]", Short: "Verify a volume", Args: cobra.ExactArgs(1),
+		Long: `Verifies that a volume's last commit contradicts neither itself nor the bucket:
+the metadata, the manifest and the commits, and that every object and segment
+is there with its size. --data also reads every byte, verifies it, and names the
+file, range and object of any damage. Exit status 4 means damage.
+
+--repair mends what can be mended without a loss: it deletes uploads that no
+commit names, and lets a damaged local index be built anew from the bucket.`,
+	}
+	c.Flags().BoolVar(&data, "data", false, "read and verify every byte")
+	c.Flags().BoolVar(&repair, "repair", false, "mend what can be mended safely")
+	c.Flags().BoolVar(&takeover, "takeover", false, "with --repair: take the volume from an owner that is dead")
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		open := func() (service, target, error) { return a.reader(ctx, args[0]) }
+		if repair {
+			open = func() (service, target, error) { return a.writer(ctx, args[0], takeover) }
+		}
+		s, t, err := open()
+		if err != nil {
+			return err
+		}
+		r := checkReport{Found: []checkProblem{}}
+		if _, mounted := s.(*remote); repair && !mounted {
+			if r.Rebuild, err = a.dropIndex(ctx, t); err != nil {
+				return finish(ctx, s, err)
+			}
+		}
+		bar := progress.Start(a.stderr, a.terminal && !asJSON, "checking", 0)
+		r.checkResult, err = s.check(ctx, checkRequest{Data: data, Repair: repair}, func(e checkEvent) error {
+			if e.Problem == nil {
+				bar.Set(e.Done, e.Total)
+				return nil
+			}
+			if asJSON {
+				if len(r.Found) < maxFound {
+					r.Found = append(r.Found, *e.Problem)
+				}
+				return nil
+			}
+			return a.say("damage: %s", e.Problem)
+		})
+		bar.Done(err == nil)
+		if err = finish(ctx, s, err); err != nil {
+			return err
+		}
+		return a.showCheck(&r, data, asJSON)
+	})
+}
+
+func (p *checkProblem) String() string {
+	q := gateway.Problem{Path: string(p.Path), Inode: gateway.InodeID(p.Inode), Off: p.Offset, Len: p.Length, Key: p.Key, Reason: p.Reason}
+	if q.Path != "" {
+		q.Path = "/" + p.Path.shown()
+	}
+	return q.String()
+}
+
+func (a *app) showCheck(r *checkReport, data, asJSON bool) error {
+	var err error
+	if asJSON {
+		err = a.printJSON(r)
+	} else {
+		verified := "sizes compared"
+		if data {
+			verified = size(r.Bytes) + " verified"
+		}
+		err = a.say("commit %s: %d inodes, %d slots, %d objects, %d segments, %d manifest pages and %d commits after them; %s; %d orphans of %s",
+			r.Commit, r.Inodes, r.Slots, r.Objects, r.Segments, r.Pages, r.Commits, verified, r.Orphans, size(r.OrphanBytes))
+		if err == nil && r.Deleted > 0 {
+			err = a.say("repair: %d orphans deleted", r.Deleted)
+		}
+		if err == nil && r.Rebuild != "" {
+			err = a.say("repair: the local index in %s was damaged; the next mount builds it anew", r.Rebuild)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if r.Problems > 0 {
+		a.note("damage found: %d problems", r.Problems)
+		return said(exitDamaged)
+	}
+	return nil
+}
+
+// dropIndex deletes the index of the volume's default state directory when it is
+// damaged, and returns where it was. Everything in it can be read from the bucket.
+func (a *app) dropIndex(ctx context.Context, t target) (string, error) {
+	state, err := a.stateDir(t.url)
+	if err != nil {
+		return "", err
+	}
+	if dir, ok := a.lookup("CISTERN_STATE"); ok {
+		state = dir
+	}
+	dir := filepath.Join(state, "index")
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	st, err := openStore(ctx, t.url, false, nil)
+	if err != nil {
+		return "", err
+	}
+	doc, err := gateway.ReadVolumeDoc(ctx, st, t.url.String())
+	if err != nil {
+		return "", err
+	}
+	if o, err := readStateOwner(state); err != nil || o.Volume != doc.ID {
+		return "", err // another volume's
+	}
+	lock, err := vfs.OS().Lock(filepath.Join(state, "lock"))
+	if err != nil {
+		return "", fmt.Errorf("state directory %s: %w", state, err)
+	}
+	defer lock.Close() // nothing was written to it
+	if sound, err := indexSound(dir, doc.ObjectSize); err != nil || sound {
+		return "", err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return "", fmt.Errorf("remove the damaged index: %w", err)
+	}
+	return dir, nil
+}
+
+// indexSound says whether a local index opens and agrees with itself.
+func indexSound(dir string, objectSize int64) (sound bool, err error) {
+	kv, err := metadata.OpenBadgerKV(dir, quietLogger())
+	if errors.Is(err, metadata.ErrDamaged) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("index in %s: %w", dir, err)
+	}
+	defer func() { err = errors.Join(err, kv.Close()) }()
+	ix, err := metadata.OpenIndex(kv, objectSize)
+	if err == nil {
+		problems := 0
+		if err = ix.Check(func(string) { problems++ }); err == nil {
+			return problems == 0, nil
+		}
+	}
+	if errors.Is(err, metadata.ErrDamaged) {
+		return false, nil
+	}
+	return false, fmt.Errorf("index in %s: %w", dir, err)
+}

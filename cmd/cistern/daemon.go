@@ -1,0 +1,132 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"github.com/cisternfs/cistern/internal/control"
+)
+
+// readiness is what a mount's process tells its parent, once.
+type readiness struct {
+	Ready bool `json:"ready"`
+	*control.Error
+}
+
+// mountDaemon starts the process that serves the mount and returns when it is
+// ready, or with its error.
+func (a *app) mountDaemon(o *mountOptions) error {
+	if err := os.MkdirAll(o.state, 0o700); err != nil {
+		return usage(localError(o.state, err))
+	}
+	log, err := os.OpenFile(o.logFile, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return usage(localError(o.logFile, err))
+	}
+	defer log.Close() // the child has its own
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("pipe to the mount's process: %w", err)
+	}
+	defer read.Close()
+	c := exec.Command(exe, daemonArgs(os.Args[1:])...)
+	c.Stdout, c.Stderr, c.ExtraFiles = log, log, []*os.File{write}
+	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = c.Start()
+	write.Close() // the child has its own; this one would hide its end
+	if err != nil {
+		return fmt.Errorf("start the mount's process: %w", err)
+	}
+	done := make(chan readiness, 1)
+	go func() {
+		var r readiness
+		if err := json.NewDecoder(io.LimitReader(read, 1<<20)).Decode(&r); err != nil {
+			r = readiness{}
+		}
+		done <- r
+	}()
+	for {
+		select {
+		case s := <-a.signals:
+			// The child ends and says so, or it was ready a moment before.
+			if err := c.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+				return fmt.Errorf("end the mount's process: %w", err)
+			}
+		case r := <-done:
+			return a.daemonAnswer(o, c, r)
+		}
+	}
+}
+
+func (a *app) daemonAnswer(o *mountOptions, c *exec.Cmd, r readiness) error {
+	if r.Ready {
+		pid := c.Process.Pid // Release forgets it
+		if err := c.Process.Release(); err != nil {
+			return fmt.Errorf("let the mount's process go: %w", err)
+		}
+		return a.say("%s is mounted on %s, served by process %d, log in %s", o.t.url, o.dir, pid, o.logFile)
+	}
+	err := c.Wait()
+	if r.Error != nil {
+		return r.Error
+	}
+	status := exitFailed
+	if code := c.ProcessState.ExitCode(); code > 0 {
+		status = code
+	}
+	return &statusError{fmt.Errorf("the mount's process ended before it was ready (%v): see %s", err, o.logFile), status}
+}
+
+// daemonArgs is a command line with what makes it the mount's process.
+func daemonArgs(args []string) []string {
+	more := []string{"--foreground", "--ready-fd=3"}
+	if i := slices.Index(args, "--"); i >= 0 {
+		return slices.Concat(args[:i], more, args[i:])
+	}
+	return slices.Concat(args, more)
+}
+
+// tellParent passes an error on to the process that started this one, if one
+// did, and returns it.
+func (a *app) tellParent(o *mountOptions, err error) error {
+	if o.readyFD >= 0 && err != nil {
+		a.tell(o, readiness{Error: &control.Error{Message: sentence(err), Status: exitStatus(err)}})
+	}
+	return err
+}
+
+// tell writes to the parent. One that is gone needs no answer.
+func (a *app) tell(o *mountOptions, r readiness) {
+	if o.readyFD < 0 {
+		return
+	}
+	f := os.NewFile(uintptr(o.readyFD), "readiness pipe")
+	o.readyFD = -1
+	if err := json.NewEncoder(f).Encode(r); err != nil {
+		a.note("the command that started this mount is gone: %v", err)
+	}
+	f.Close()
+}
+
+// detach lets go of what a process in the background must not hold.
+func detach(o *mountOptions) error {
+	if o.readyFD < 0 {
+		return nil
+	}
+	syscall.CloseOnExec(o.readyFD)
+	if err := os.Chdir(string(filepath.Separator)); err != nil {
+		return fmt.Errorf("leave the working directory: %w", err)
+	}
+	return nil
+}

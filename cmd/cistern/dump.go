@@ -1,0 +1,278 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/vfs"
+	"github.com/cisternfs/cistern/journal"
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// maxDump bounds a document that is dumped, in bytes.
+const maxDump = 256 << 20
+
+func (a *app) dumpCommand() *cobra.Command {
+	c := &cobra.Command{Use: "dump", Short: "Show what Cistern keeps, as it keeps it", Args: cobra.NoArgs}
+	c.RunE = func(*cobra.Command, []string) error {
+		return fmt.Errorf("say what to dump: journal, commit, manifest, segment, pin or lease")
+	}
+	c.AddCommand(a.dumpJournal(), a.dumpCommit(), a.dumpManifest(), a.dumpSegment(), a.dumpPin(), a.dumpLease())
+	return c
+}
+
+// dumps makes a command that dumps from a volume's bucket.
+func (a *app) dumps(c *cobra.Command, f func(ctx context.Context, t target, s *store, args []string) error) *cobra.Command {
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		t, err := a.resolve(args[0])
+		if err != nil {
+			return err
+		}
+		s, err := openStore(ctx, t.url, false, nil)
+		if err != nil {
+			return err
+		}
+		return f(ctx, t, s, args[1:])
+	})
+}
+
+// dumpKey prints a JSON document of the bucket as it is, indented. One that does
+// not parse or verify is printed all the same, and is damage.
+func (a *app) dumpKey(ctx context.Context, s *store, key string, verify func(body []byte) error) error {
+	body, _, err := objstore.ReadAll(ctx, s, key, maxDump)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", key, err)
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, body, "", "  "); err != nil {
+		out = *bytes.NewBuffer(body)
+	}
+	out.WriteByte('\n')
+	if _, err := a.stdout.Write(out.Bytes()); err != nil {
+		return fmt.Errorf("write the answer: %w", err)
+	}
+	if err := verify(body); err != nil {
+		return fmt.Errorf("%s: %w", key, err)
+	}
+	return nil
+}
+
+// number reads the optional number of a commit; 0 is the last.
+func number(args []string) (uint64, error) {
+	if len(args) == 0 {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(args[0], 10, 64)
+	if err != nil || n == 0 {
+		return 0, usage(fmt.Errorf("%q is not a commit's number", args[0]))
+	}
+	return n, nil
+}
+
+func (a *app) dumpCommit() *cobra.Command {
+	c := &cobra.Command{Use: "commit <vol> [number]", Short: "Show a commit's document, the last one's by default", Args: cobra.RangeArgs(1, 2)}
+	return a.dumps(c, func(ctx context.Context, t target, s *store, args []string) error {
+		n, err := number(args)
+		if err != nil {
+			return err
+		}
+		i, err := gateway.FindCommit(ctx, s, n, t.url.String())
+		if err != nil {
+			return err
+		}
+		return a.dumpKey(ctx, s, metadata.CommitKey(i.ID), func(body []byte) error { _, err := metadata.DecodeCommit(body); return err })
+	})
+}
+
+func (a *app) dumpManifest() *cobra.Command {
+	c := &cobra.Command{Use: "manifest <vol> [commit]", Short: "Show the manifest that a commit builds on, the last one by default", Args: cobra.RangeArgs(1, 2)}
+	return a.dumps(c, func(ctx context.Context, t target, s *store, args []string) error {
+		n, err := number(args)
+		if err != nil {
+			return err
+		}
+		i, err := gateway.FindCommit(ctx, s, n, t.url.String())
+		if err != nil {
+			return err
+		}
+		if i.Manifest.N == 0 {
+			return a.say("commit %s builds on no manifest: the commits before it are all there", i.ID)
+		}
+		return a.dumpKey(ctx, s, metadata.ManifestKey(i.Manifest), func(body []byte) error { _, err := metadata.DecodeManifest(body); return err })
+	})
+}
+
+func (a *app) dumpLease() *cobra.Command {
+	c := &cobra.Command{Use: "lease <vol>", Short: "Show the lease", Args: cobra.ExactArgs(1)}
+	return a.dumps(c, func(ctx context.Context, _ target, s *store, _ []string) error {
+		return a.dumpKey(ctx, s, metadata.LeaseKey, func(body []byte) error { _, err := metadata.DecodeLease(body); return err })
+	})
+}
+
+func (a *app) dumpPin() *cobra.Command {
+	c := &cobra.Command{Use: "pin <vol> [name]", Short: "Show pins", Args: cobra.RangeArgs(1, 2)}
+	return a.dumps(c, func(ctx context.Context, t target, s *store, args []string) error {
+		found := 0
+		err := objstore.ListAll(ctx, s, metadata.PinPrefix, "", func(i objstore.Info) error {
+			if name, _, ok := metadata.ParsePinKey(i.Key); len(args) > 0 && (!ok || name != args[0]) {
+				return nil
+			}
+			found++
+			return a.dumpKey(ctx, s, i.Key, func(body []byte) error { _, err := metadata.DecodePin(body); return err })
+		})
+		if err == nil && found == 0 && len(args) > 0 {
+			return fmt.Errorf("%w: %s has no pin %q", gateway.ErrNotExist, t.url, args[0])
+		}
+		return err
+	})
+}
+
+// segmentExtent is one use of a segment's bytes.
+type segmentExtent struct {
+	offset, length uint32
+	inode          gateway.InodeID
+	fileOff        int64
+	commit         uint64
+}
+
+func (a *app) dumpSegment() *cobra.Command {
+	c := &cobra.Command{
+		Use: "segment <vol>[@commit] [key]", Short: "List the segments, or what of a segment is used by which file", Args: cobra.RangeArgs(1, 2),
+	}
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		t, err := a.resolve(args[0])
+		if err != nil {
+			return err
+		}
+		v, err := a.openView(ctx, t)
+		if err != nil {
+			return err
+		}
+		if len(args) == 1 {
+			err = a.listSegments(v)
+		} else {
+			err = a.showSegment(v, strings.TrimPrefix(args[1], "/"))
+		}
+		return errors.Join(err, v.close())
+	})
+}
+
+func (a *app) listSegments(v *view) error {
+	var told error
+	err := v.Index().Segments(func(s metadata.Segment) bool {
+		told = a.say("%s  %d bytes, %d live, born in commit %d", s.Key, s.Size, s.Live, s.Birth)
+		return told == nil
+	})
+	return errors.Join(err, told)
+}
+
+func (a *app) showSegment(v *view, key string) error {
+	s, err := v.Index().Segment(key)
+	if errors.Is(err, metadata.ErrNotExist) {
+		return fmt.Errorf("%w: the commit refers to no segment %s", gateway.ErrNotExist, key)
+	}
+	if err != nil {
+		return err
+	}
+	var list []segmentExtent
+	slot := v.Doc().ObjectSize
+	err = v.Index().AllSlots(func(ino gateway.InodeID, no uint32, s *metadata.Slot) bool {
+		for _, p := range s.Patches {
+			if !p.Zero && p.Seg.Key == key {
+				list = append(list, segmentExtent{p.SegOff, p.Len, ino, int64(no)*slot + int64(p.Off), p.Commit})
+			}
+		}
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	sort.Slice(list, func(i, j int) bool { return list[i].offset < list[j].offset })
+	if err := a.say("%s  %d bytes, %d live, born in commit %d", s.Key, s.Size, s.Live, s.Birth); err != nil {
+		return err
+	}
+	for _, e := range list {
+		if err := a.say("%10d +%-8d inode %d at %d, commit %d", e.offset, e.length, e.inode, e.fileOff, e.commit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *app) dumpJournal() *cobra.Command {
+	var data bool
+	c := &cobra.Command{
+		Use: "journal <state directory or mounted directory>", Short: "Show a journal's files and records", Args: cobra.ExactArgs(1),
+		Long: `Shows the records of a journal, damaged files and dead records included. Of a
+journal in use it shows what it finds.`,
+	}
+	c.Flags().BoolVar(&data, "data", false, "the first bytes of each record's data, too")
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		dir := args[0]
+		if m, ok, err := findMount(dir); err == nil && ok {
+			r, found := a.findRecord(m.dir)
+			if !found {
+				return fmt.Errorf("the state directory of %s is not known: name it", m.dir)
+			}
+			dir = string(r.StateDir)
+		}
+		if filepath.Base(dir) != "journal" {
+			dir = filepath.Join(dir, "journal")
+		}
+		if _, err := os.Stat(dir); err != nil {
+			if errors.Is(err, fs.ErrNotExist) {
+				return usage(fmt.Errorf("%s holds no journal", args[0]))
+			}
+			return localError(dir, err)
+		}
+		damage := 0
+		err := journal.Dump(vfs.OS(), dir, func(i journal.DumpItem) error {
+			if ctx.Err() != nil {
+				return gateway.ErrInterrupted
+			}
+			if i.Kind == journal.DumpDamage {
+				damage++
+			}
+			return a.showJournal(&i, data)
+		})
+		if err == nil && damage > 0 {
+			a.note("%d places hold no whole group: damage, or the torn tail of a journal that was not closed", damage)
+		}
+		return err
+	})
+}
+
+func (a *app) showJournal(i *journal.DumpItem, data bool) error {
+	switch i.Kind {
+	case journal.DumpFile:
+		return a.say("%s  %d bytes, incarnation %d, epoch %d, from LSN %d, durable %d", i.File, i.Length, i.Incarnation, i.Epoch, i.First, i.Durable)
+	case journal.DumpGroup:
+		return a.say("  %8d group of %d records, LSN %d to %d, epoch %d, durable %d", i.Off, i.Count, i.First, i.Last, i.Epoch, i.Durable)
+	case journal.DumpSpare:
+		return a.say("%s  spare", i.File)
+	case journal.DumpDamage:
+		return a.say("  %8d %s", i.Off, i.Reason)
+	}
+	kind, fields, err := gateway.Describe(i.Record)
+	if err != nil {
+		kind, fields = fmt.Sprintf("kind %d", i.Record.Op), err.Error()
+	}
+	if err := a.say("           LSN %d %s %s, %d bytes of data", i.Record.LSN, kind, fields, len(i.Record.Data)); err != nil || !data || len(i.Record.Data) == 0 {
+		return err
+	}
+	return a.say("%s", strings.TrimRight(hex.Dump(i.Record.Data[:min(len(i.Record.Data), 256)]), "\n"))
+}

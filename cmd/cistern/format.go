@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/config"
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// longest is the longest retention: a bound, so that sums of times fit.
+const longest = 100 * 365 * 24 * time.Hour
+
+// parseURL reads an argument that must be a URL of a volume's present.
+func parseURL(arg string) (objstore.URL, error) {
+	u, err := objstore.ParseURL(arg)
+	if err == nil && u.Point != "" {
+		err = fmt.Errorf("%s: a point in the past can't be meant here", arg)
+	}
+	return u, usage(err)
+}
+
+func (a *app) formatCommand() *cobra.Command {
+	object := config.Size{Bytes: 5 << 20, Min: 1 << 20, Max: 64 << 20}
+	quota := config.Size{Min: 1 << 20}
+	retention := interval{d: 24 * time.Hour, max: longest}
+	var asJSON bool
+	c := &cobra.Command{
+		Use: "format <url>", Short: "Make an empty volume", Args: cobra.ExactArgs(1),
+		Long: `Makes an empty volume at a URL, after it has made sure that the store keeps the
+promises that a volume needs. The prefix must be empty. For file:///dir it makes
+the directory, if its parent exists.`,
+	}
+	c.Flags().Var(&object, "object-size", "size of an object: 1M to 64M")
+	c.Flags().Var(&quota, "quota", "how many bytes of data the volume may hold (default: no limit)")
+	c.Flags().Var(&retention, "retention", "how long every commit stays usable")
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		u, err := parseURL(args[0])
+		if err != nil {
+			return err
+		}
+		if object.Bytes%4096 != 0 {
+			return usage(fmt.Errorf("--object-size %d: must be a multiple of 4096", object.Bytes))
+		}
+		s, err := openStore(ctx, u, true, nil)
+		if err != nil {
+			return err
+		}
+		// Before the probe, which writes: what is not empty is left as it is.
+		if page, err := s.List(ctx, "", "", 1); err == nil && len(page) == 0 {
+			if err := objstore.Probe(ctx, s); err != nil {
+				return err
+			}
+		}
+		doc, err := gateway.Format(ctx, gateway.FormatOptions{
+			Store: s, URL: u.String(), ObjectSize: object.Bytes, QuotaBytes: quota.Bytes, Retention: retention.d,
+			UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Owner: gateway.HostOwner(""),
+		})
+		if errors.Is(err, gateway.ErrExist) || errors.Is(err, gateway.ErrInvalid) {
+			return usage(err)
+		}
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(volumeDocOf(u, doc))
+		}
+		return a.say("%s is volume %s, with objects of %s", u, doc.ID, size(doc.ObjectSize))
+	})
+}
+
+// formatted is what format tells a program.
+type formatted struct {
+	Volume     string `json:"volume"`
+	URL        string `json:"url"`
+	ObjectSize int64  `json:"object_size"`
+	QuotaBytes int64  `json:"quota_bytes"`
+	Retention  int64  `json:"retention_seconds"`
+}
+
+func volumeDocOf(u objstore.URL, d *metadata.VolumeDoc) formatted {
+	return formatted{d.ID, u.String(), d.ObjectSize, d.Settings.QuotaBytes, d.Settings.RetentionSec}
+}
+
+func (a *app) destroyCommand() *cobra.Command {
+	var yes, takeover, force bool
+	c := &cobra.Command{
+		Use: "destroy <url>", Short: "Delete a volume and everything in it", Args: cobra.ExactArgs(1),
+		Long: `Deletes everything that a volume has in its bucket, after its URL was typed or
+--yes was given. A volume that has an owner is left alone, and so is one that a
+clone uses.`,
+	}
+	c.Flags().BoolVar(&yes, "yes", false, "don't ask")
+	c.Flags().BoolVar(&takeover, "takeover", false, "although the owner, which is dead, did not give it back")
+	c.Flags().BoolVar(&force, "force", false, "although something is pinned")
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		t, err := a.resolve(args[0])
+		if err != nil {
+			return err
+		}
+		if t.mount != "" {
+			return &statusError{fmt.Errorf("%s is mounted on %s: unmount it first", t.url, t.mount), exitOwned}
+		}
+		if t.point != "" {
+			return usage(fmt.Errorf("%s@%s: only a whole volume can be destroyed", t.url, t.point))
+		}
+		if owner, err := a.owner(ctx, t); err == nil && owner != nil {
+			return &statusError{fmt.Errorf("%s is mounted on this machine: unmount it first", t.url), exitOwned}
+		}
+		s, err := openStore(ctx, t.url, false, nil)
+		if err != nil {
+			return err
+		}
+		if err := somethingThere(ctx, s, t); err != nil {
+			return err
+		}
+		if !yes {
+			word := t.url.String()
+			if err := a.confirm(fmt.Sprintf("This deletes the volume for good. Type its URL, %s, to go on:", word), word); err != nil {
+				return err
+			}
+		}
+		n := 0
+		err = gateway.Destroy(ctx, s, t.url.String(), gateway.HostOwner(""), takeover, force, func(k int) { n = k })
+		if err != nil {
+			return err
+		}
+		return a.say("%s is deleted, with %d objects", t.url, n)
+	})
+}
+
+// somethingThere fails when a URL has neither a volume nor the rest of one, as
+// an interrupted format or destroy leaves it.
+func somethingThere(ctx context.Context, s *store, t target) error {
+	for _, key := range []string{metadata.VolumeKey, metadata.LeaseKey} {
+		_, err := s.Head(ctx, key)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, objstore.ErrNotExist) {
+			return fmt.Errorf("look at %s: %w", key, err)
+		}
+	}
+	return fmt.Errorf("%w: %s holds nothing to delete", gateway.ErrNoVolume, t.url)
+}

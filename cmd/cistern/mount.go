@@ -1,0 +1,309 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cisternfs/cistern/fuse"
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/config"
+	"github.com/cisternfs/cistern/internal/vfs"
+)
+
+// choice is a flag with a few possible values.
+type choice struct {
+	value string
+	of    []string
+}
+
+func (c *choice) Set(s string) error {
+	for _, v := range c.of {
+		if s == v {
+			c.value = s
+			return nil
+		}
+	}
+	return fmt.Errorf("choose %s", strings.Join(c.of, " or "))
+}
+
+func (c *choice) String() string { return c.value }
+func (c *choice) Type() string   { return strings.Join(c.of, "|") }
+
+// durability is the flag of that name.
+type durability struct{ gateway.Durability }
+
+func (d *durability) Set(s string) (err error) {
+	d.Durability, err = gateway.ParseDurability(s)
+	return err
+}
+
+func (d *durability) Type() string { return "local|bucket|lag=time" }
+
+// interval is a flag with a length of time between bounds.
+type interval struct {
+	d        time.Duration
+	min, max time.Duration
+}
+
+func (i *interval) Set(s string) error {
+	d, err := time.ParseDuration(s)
+	switch {
+	case err != nil:
+		return errors.New("it is not a time like 1s, 500ms or 24h")
+	case d < i.min || d > i.max:
+		return fmt.Errorf("it must be %v to %v", i.min, i.max)
+	}
+	i.d = d
+	return nil
+}
+
+func (i *interval) String() string { return i.d.String() }
+func (i *interval) Type() string   { return "time" }
+
+// mountOptions are what `cistern mount` was told.
+type mountOptions struct {
+	t           target
+	dir         string
+	state       string
+	config      string
+	durability  durability
+	interval    interval
+	cache       config.Size
+	journal     config.Size
+	limit       choice
+	leaseLost   choice
+	takeover    bool
+	lostJournal bool
+	readOnly    bool
+	metrics     string
+	foreground  bool
+	logFile     string
+	readyFD     int
+	kernel      []string // of -o
+	fuse        fuse.Options
+}
+
+func (a *app) mountCommand() *cobra.Command {
+	o := &mountOptions{
+		interval: interval{d: time.Second, min: 10 * time.Millisecond, max: time.Hour},
+		cache:    config.Size{Bytes: 2 << 30, Min: 16 << 20}, journal: config.Size{Bytes: 1 << 30, Min: 4 << 20},
+		limit: choice{"wait", []string{"wait", "enospc"}}, leaseLost: choice{"continue", []string{"continue", "stop"}},
+	}
+	c := &cobra.Command{
+		Use: "mount <url> <dir>", Short: "Show a volume as a directory", Args: cobra.ExactArgs(2),
+		Long: `Shows a volume as a directory and returns when it is ready to serve.
+
+Settings come from flags, then from the environment (CISTERN_CACHE_SIZE for
+--cache-size), then from the section [mount] of the file that --config names.
+SIGTERM and SIGINT unmount; a second one leaves what is not committed in the
+journal, from where the next mount with the same state directory goes on.`,
+	}
+	f := c.Flags()
+	f.StringVar(&o.state, "state", "", "state directory: journal, cache, index (default: one of the volume's own)")
+	f.StringVar(&o.config, "config", "", "INI file with a section [mount]")
+	f.Var(&o.durability, "durability", "what fsync waits for: the local journal, the bucket, or the bucket when it is too far behind")
+	f.Var(&o.interval, "commit-interval", "time between commits while something changes")
+	f.Var(&o.cache, "cache-size", "limit of the local cache")
+	f.Var(&o.journal, "journal-size", "limit of the local journal")
+	f.Var(&o.limit, "limit-reached", "what writers get when journal or memory is full")
+	f.BoolVar(&o.takeover, "takeover", false, "take the volume from an owner that is dead")
+	f.BoolVar(&o.lostJournal, "accept-lost-journal", false, "mount although the journal is lost, and what only it had")
+	f.Var(&o.leaseLost, "on-lease-lost", "what writers do while the lease can't be renewed")
+	f.StringVar(&o.metrics, "metrics-addr", "", "serve /metrics and /healthz on this host:port")
+	f.BoolVar(&o.foreground, "foreground", false, "stay in the foreground and log to standard error")
+	f.StringVar(&o.logFile, "log-file", "", "log of the mount (default: mount.log in the state directory)")
+	f.StringArrayVarP(&o.kernel, "options", "o", nil, "mount options, as mount(8) takes them")
+	f.BoolVar(&o.readOnly, "read-only", false, "")
+	f.IntVar(&o.readyFD, "ready-fd", -1, "")
+	for _, name := range []string{"read-only", "ready-fd"} {
+		if f.Lookup(name) != nil {
+			f.Lookup(name).Hidden = true
+		}
+	}
+	return a.longCommand(c, func(ctx context.Context, c *cobra.Command, args []string) error {
+		if err := a.mountSettings(c, o, args); err != nil {
+			return a.tellParent(o, usage(err))
+		}
+		if err := a.preflight(ctx, o); err != nil {
+			return a.tellParent(o, err)
+		}
+		if !o.foreground {
+			return a.mountDaemon(o)
+		}
+		return a.mountForeground(ctx, o)
+	})
+}
+
+// mountSettings completes the options from environment and file and makes all
+// paths absolute.
+func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) error {
+	path, text := o.config, []byte(nil)
+	if path == "" {
+		path, _ = a.lookup("CISTERN_CONFIG")
+	}
+	if path != "" {
+		var err error
+		if text, err = readSmall(path); err != nil {
+			return err
+		}
+	}
+	if err := config.Apply(c.Flags(), a.lookup, path, text, "mount", "config", "foreground", "help"); err != nil {
+		return err
+	}
+	var err error
+	if o.t, err = a.resolve(args[0]); err != nil {
+		return err
+	}
+	if o.t.mount != "" {
+		return fmt.Errorf("%s is a mounted directory: give the volume's URL", args[0])
+	}
+	if o.t.point != "" {
+		return fmt.Errorf("%s: this build mounts a volume's present only; `cistern ls`, `cat` and `get` read %s", args[0], args[0])
+	}
+	for _, list := range o.kernel {
+		if err := o.fuse.Parse(list); err != nil {
+			return err
+		}
+	}
+	if o.readOnly || o.fuse.ReadOnly {
+		return errors.New("read-only mounts are not part of this build: `cistern ls`, `cat` and `get` read without taking the volume")
+	}
+	if o.state == "" {
+		if o.state, err = a.stateDir(o.t.url); err != nil {
+			return err
+		}
+	}
+	for _, p := range []*string{&o.state, &o.logFile, &args[1]} {
+		if *p == "" {
+			continue
+		}
+		if *p, err = filepath.Abs(*p); err != nil {
+			return err
+		}
+	}
+	o.dir = args[1]
+	if o.logFile == "" && !o.foreground {
+		o.logFile = filepath.Join(o.state, logName)
+	}
+	return nil
+}
+
+func readSmall(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, localError(path, err)
+	}
+	defer f.Close() // only read
+	text, err := io.ReadAll(io.LimitReader(f, 2<<20))
+	if err != nil {
+		return nil, localError(path, err)
+	}
+	return text, nil
+}
+
+// preflight finds what would make the mount fail before anything is changed.
+func (a *app) preflight(ctx context.Context, o *mountOptions) error {
+	if err := checkMountPoint(o.dir, o.fuse.NonEmpty); err != nil {
+		return usage(err)
+	}
+	if within(o.state, o.dir) {
+		return usage(fmt.Errorf("state directory %s lies under the mount point %s: choose another with --state", o.state, o.dir))
+	}
+	if st, err := os.Stat(o.state); err == nil && !st.IsDir() {
+		return usage(fmt.Errorf("state directory %s is not a directory", o.state))
+	}
+	s, err := openStore(ctx, o.t.url, false, nil)
+	if err != nil {
+		return err
+	}
+	// With the last commit: a volume whose end can't be read is left as it is.
+	sum, err := gateway.Summarize(ctx, s, o.t.url.String())
+	if err != nil {
+		return err
+	}
+	doc := &sum.Doc
+	if err := doc.Writable(); err != nil {
+		return fmt.Errorf("%s: %w", o.t.url, err)
+	}
+	owner, err := readStateOwner(o.state)
+	if err != nil {
+		return err
+	}
+	if owner.Volume != "" && owner.Volume != doc.ID {
+		return usage(fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state", o.state, owner.Volume, o.t.url, doc.ID))
+	}
+	return probeLock(o.state)
+}
+
+// probeLock fails when somebody uses a state directory.
+func probeLock(dir string) error {
+	path := filepath.Join(dir, "lock")
+	if _, err := os.Stat(path); err != nil {
+		return nil // there is none yet; opening the volume judges the rest
+	}
+	l, err := vfs.OS().Lock(path)
+	if errors.Is(err, vfs.ErrLocked) {
+		return fmt.Errorf("state directory %s is in use by another mount or command: choose another with --state: %w", dir, err)
+	}
+	if err != nil {
+		return localError(path, err)
+	}
+	return l.Close()
+}
+
+func within(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
+}
+
+// checkMountPoint refuses a mount point that is missing, in use or not empty.
+// The mount table is asked before the directory: what is mounted may be dead.
+func checkMountPoint(dir string, nonEmpty bool) error {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return fmt.Errorf("read the mount table: %w", err)
+	}
+	real := dir
+	if parent, err := filepath.EvalSymlinks(filepath.Dir(dir)); err == nil {
+		real = filepath.Join(parent, filepath.Base(dir))
+	}
+	if m, ok := lookUpMount(string(table), real); ok && (m.source != "" || !nonEmpty) {
+		if m.source != "" {
+			return fmt.Errorf("%s is mounted on %s already: `cistern umount %s` ends that", m.source, dir, dir)
+		}
+		return fmt.Errorf("something is mounted on %s already: unmount it, or choose another directory", dir)
+	}
+	list, err := os.ReadDir(real)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("mount point %s does not exist: make the directory first", dir)
+	case err != nil:
+		return fmt.Errorf("mount point %w", localError(dir, err))
+	case len(list) > 0 && !nonEmpty:
+		return fmt.Errorf("mount point %s is not empty, it holds %q: choose an empty directory, or say -o nonempty", dir, list[0].Name())
+	}
+	return nil
+}
+
+// engineOptions are the options for the engine.
+func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options {
+	const page = 4096
+	file := min(max(o.journal.Bytes/32, 1<<20), 32<<20) / page * page
+	return gateway.Options{
+		Store: s, URL: o.t.url.String(), FS: vfs.OS(), StateDir: o.state, OpenKV: openKV(log),
+		Durability: o.durability.Durability, CommitInterval: o.interval.d, CacheBytes: o.cache.Bytes,
+		JournalBytes: o.journal.Bytes, JournalFileBytes: file, LimitENOSPC: o.limit.value == "enospc",
+		Takeover: o.takeover, AcceptLostJournal: o.lostJournal, StopOnLeaseLost: o.leaseLost.value == "stop",
+		Owner: gateway.HostOwner(o.state), Logger: log,
+	}
+}

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+// version is the release, unless the build says another.
+const version = "0.1"
+
+// root is the program's command line.
+func (a *app) root() *cobra.Command {
+	c := &cobra.Command{
+		Use: "cistern", Short: "Database directories on object storage",
+		Long: `Cistern keeps database directories on object storage: a volume is a prefix in a
+bucket, and a mount shows it as an ordinary directory.
+
+A <url> is file:///dir; a <vol> is a URL or a directory on which a volume is
+mounted. Exit status: 0 done, 1 failed, 2 wrong usage or configuration, 3 owned
+by another writer or fenced, 4 damage found, 5 the store can't be reached.`,
+		SilenceErrors: true, SilenceUsage: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("there is no command %q", args[0])
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(
+		a.formatCommand(), a.mountCommand(), a.umountCommand(), a.statusCommand(), a.topCommand(), a.syncCommand(),
+		a.lsCommand(), a.catCommand(), a.statCommand(), a.putCommand(), a.getCommand(), a.rmCommand(), a.duCommand(),
+		a.logCommand(), a.checkCommand(), a.dumpCommand(), a.collectCommand(), a.destroyCommand(), a.versionCommand(),
+	)
+	return c
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{Use: "version", Short: "Show the version", Args: cobra.NoArgs}
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return a.command(c, func(context.Context, *cobra.Command, []string) error {
+		revision := ""
+		if info, ok := debug.ReadBuildInfo(); ok {
+			for _, s := range info.Settings {
+				if s.Key == "vcs.revision" {
+					revision = s.Value[:min(len(s.Value), 12)]
+				}
+			}
+		}
+		if asJSON {
+			return a.printJSON(map[string]string{"version": version, "revision": revision, "go": runtime.Version()})
+		}
+		if revision != "" {
+			revision = " (" + revision + ")"
+		}
+		return a.say("cistern %s%s, %s", version, revision, runtime.Version())
+	})
+}

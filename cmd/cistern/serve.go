@@ -1,0 +1,333 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cisternfs/cistern/fuse"
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/control"
+)
+
+// Waits of a mount's end.
+const (
+	busyGrace    = 10 * time.Second // for programs that hold files when a signal unmounts
+	noWaitGrace  = time.Second      // for a commit when told not to wait
+	replyGrace   = 5 * time.Second  // for the last answers of the control socket
+	metricsGrace = time.Second
+)
+
+// mountProcess is the process of one mount.
+type mountProcess struct {
+	a       *app
+	o       *mountOptions
+	log     *slog.Logger
+	v       *gateway.Volume
+	store   *store
+	fs      *fuse.Server
+	started time.Time
+
+	hurry  context.CancelFunc // ends the wait for the last commit
+	mu     sync.Mutex         // guards the field below
+	noWait bool               // told to leave the rest in the journal
+
+	closed chan struct{} // closed when result is valid
+	result error         // of closing the volume
+}
+
+// mountForeground serves the mount until it is unmounted.
+func (a *app) mountForeground(ctx context.Context, o *mountOptions) error {
+	err := detach(o)
+	var out io.Writer = a.stderr
+	// A daemon's standard error is its log already.
+	if err == nil && o.logFile != "" && o.readyFD < 0 {
+		f, ferr := os.OpenFile(o.logFile, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+		if ferr != nil {
+			return usage(localError(o.logFile, ferr))
+		}
+		defer f.Close() // every line was written at once
+		out = f
+	}
+	m := &mountProcess{a: a, o: o, log: slog.New(slog.NewTextHandler(out, nil)), started: time.Now(), closed: make(chan struct{})}
+	if err == nil {
+		err = m.run(ctx)
+	}
+	return a.tellParent(o, err)
+}
+
+// run opens the volume, mounts it, serves it and closes it.
+func (m *mountProcess) run(ctx context.Context) (err error) {
+	reg := prometheus.NewRegistry()
+	var metrics net.Listener
+	if m.o.metrics != "" {
+		if metrics, err = net.Listen("tcp", m.o.metrics); err != nil {
+			return usage(fmt.Errorf("--metrics-addr %s: %w", m.o.metrics, err))
+		}
+		defer metrics.Close() // its server has closed it, or never began
+	}
+	if m.store, err = openStore(ctx, m.o.t.url, false, reg); err != nil {
+		return err
+	}
+	if m.v, err = m.open(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	m.o.fuse.FSName, m.o.fuse.Logger = m.o.t.url.String(), m.log
+	if m.fs, err = fuse.Mount(ctx, m.v, m.o.dir, m.o.fuse); err != nil {
+		return errors.Join(err, m.v.Close(ctx))
+	}
+	closing, hurry := context.WithCancel(ctx)
+	defer hurry()
+	m.hurry = hurry
+	stop, err := m.startServers(metrics, reg)
+	if err != nil {
+		return errors.Join(err, m.fs.Detach(), m.v.Close(ctx))
+	}
+	m.ready()
+	m.serve(closing)
+	// What the volume's end means is known before the last answers go out.
+	return errors.Join(m.result, stop())
+}
+
+// open opens the volume; a signal ends the wait for its lease.
+func (m *mountProcess) open(ctx context.Context) (*gateway.Volume, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		select {
+		case <-m.a.signals:
+			cancel()
+		case <-done:
+		}
+	}()
+	v, err := gateway.Open(ctx, m.o.engineOptions(m.store, m.log))
+	close(done)
+	<-ended
+	return v, err
+}
+
+// startServers starts the control socket, the registry's record and the
+// metrics, and returns what ends them all.
+func (m *mountProcess) startServers(metrics net.Listener, reg *prometheus.Registry) (stop func() error, err error) {
+	var ends []func() error
+	stop = func() error {
+		var errs []error
+		for _, f := range ends {
+			errs = append(errs, f())
+		}
+		return errors.Join(errs...)
+	}
+	socket := filepath.Join(m.o.state, socketName)
+	remove, err := m.a.register(record{
+		PID: os.Getpid(), URL: m.o.t.url.String(), MountPoint: text(m.fs.Dir()), StateDir: text(m.o.state), Socket: text(socket), Started: m.started,
+	})
+	if err != nil {
+		// Commands find the mount by its lease, too.
+		m.log.Warn("the mount is not in the registry", "error", err)
+	} else {
+		ends = append(ends, remove)
+	}
+	if metrics != nil {
+		end, err := m.serveMetrics(metrics, reg)
+		if err != nil {
+			return nil, errors.Join(err, stop())
+		}
+		ends = append(ends, end)
+	}
+	s, err := control.Listen(socket, api(newLive(m.v, m.changed), m), m.log)
+	if err != nil {
+		return nil, errors.Join(err, stop())
+	}
+	ends = append(ends, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), replyGrace)
+		defer cancel()
+		return s.Close(ctx)
+	})
+	return stop, nil
+}
+
+// changed makes the kernel forget a name that a command changed.
+func (m *mountProcess) changed(parent gateway.InodeID, name string) {
+	if err := m.fs.InvalidateEntry(parent, name); err != nil {
+		m.log.Warn("the kernel may show an old name", "directory", parent, "name", name, "error", err)
+	}
+}
+
+// ready tells whoever waits for the mount.
+func (m *mountProcess) ready() {
+	m.log.Info("mounted", "volume", m.o.t.url.String(), "directory", m.fs.Dir(), "state", m.o.state, "durability", m.o.durability.String())
+	if m.o.readyFD < 0 {
+		if err := m.a.say("%s is mounted on %s: ready", m.o.t.url, m.fs.Dir()); err != nil {
+			m.log.Warn("nobody reads that the mount is ready", "error", err)
+		}
+	}
+	m.a.tell(m.o, readiness{Ready: true})
+}
+
+// serve waits for the mount's end and closes the volume.
+func (m *mountProcess) serve(ctx context.Context) {
+	var unmounting chan struct{}
+	for up := true; up; {
+		select {
+		case <-m.fs.Done():
+			up = false
+		case <-unmounting:
+			up = false
+		case s := <-m.a.signals:
+			m.log.Info("signal", "signal", s.String())
+			if unmounting != nil {
+				m.leaveRest()
+				up = false
+				break
+			}
+			unmounting = make(chan struct{})
+			go func() {
+				defer close(unmounting)
+				m.unmountNow()
+			}()
+		}
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		m.result = m.close(ctx)
+	}()
+	for open := true; open; {
+		select {
+		case <-ended:
+			open = false
+		case s := <-m.a.signals:
+			m.log.Info("signal", "signal", s.String())
+			m.leaveRest()
+		}
+	}
+	if unmounting != nil {
+		<-unmounting
+	}
+	close(m.closed)
+}
+
+// unmountNow unmounts though programs may use the mount: they get some time to
+// let go of it.
+func (m *mountProcess) unmountNow() {
+	err := m.fs.Unmount()
+	if errors.Is(err, syscall.EBUSY) {
+		m.log.Warn("programs use the mount; it goes out of the directory tree now and ends soon", "directory", m.fs.Dir(), "wait", busyGrace)
+		err = m.fs.Detach()
+		t := time.NewTimer(busyGrace)
+		defer t.Stop()
+		select {
+		case <-m.fs.Done():
+		case <-t.C:
+			m.log.Warn("programs still use the mount; what they do from now on fails", "directory", m.fs.Dir())
+		}
+	}
+	if err != nil {
+		m.log.Warn("unmount failed; the mount ends with this process", "error", err)
+	}
+}
+
+// leaveRest ends the wait for the last commit.
+func (m *mountProcess) leaveRest() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.noWait = true
+	m.hurry()
+}
+
+// close closes the volume and says how that went.
+func (m *mountProcess) close(ctx context.Context) error {
+	err := m.v.Close(ctx)
+	m.mu.Lock()
+	noWait := m.noWait
+	m.mu.Unlock()
+	switch {
+	case err == nil:
+		m.log.Info("unmounted; everything is committed", "volume", m.o.t.url.String())
+	case noWait && errors.Is(err, gateway.ErrUncommitted):
+		m.log.Warn("unmounted as told without waiting", "left", err)
+	}
+	return err
+}
+
+// umountEvent is how far an unmount is.
+type umountEvent struct {
+	Dirty  int64  `json:"dirty_bytes,omitempty"` // still to be committed
+	Commit string `json:"commit,omitempty"`      // the last one, at the end
+	Left   string `json:"left,omitempty"`        // what stayed in the journal because that was asked for
+}
+
+// shutdown unmounts for `cistern umount` and waits until the volume is closed.
+// The mount goes on if programs use it.
+func (m *mountProcess) shutdown(ctx context.Context, wait bool, emit func(umountEvent) error) error {
+	if err := m.fs.Unmount(); err != nil {
+		return err
+	}
+	if !wait {
+		t := time.AfterFunc(noWaitGrace, m.leaveRest)
+		defer t.Stop()
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-m.closed:
+			m.mu.Lock()
+			noWait := m.noWait
+			m.mu.Unlock()
+			if noWait && errors.Is(m.result, gateway.ErrUncommitted) {
+				return emit(umountEvent{Left: m.result.Error()})
+			}
+			if m.result != nil {
+				return m.result
+			}
+			return emit(umountEvent{Commit: m.v.Status().Commit.String()})
+		case <-tick.C:
+			if err := emit(umountEvent{Dirty: m.v.Status().DirtyBytes}); err != nil {
+				return err // nobody listens; the unmount goes on
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// mountStatus is what `cistern status` shows of a mount.
+type mountStatus struct {
+	gateway.Status
+	MountPoint     text      `json:"mount_point"`
+	PID            int       `json:"pid"`
+	Started        time.Time `json:"started"`
+	ObjectSize     int64     `json:"object_size"`
+	StoreAvailable bool      `json:"store_available"`
+	Healthy        bool      `json:"healthy"`
+	Unhealthy      string    `json:"unhealthy,omitempty"` // why
+}
+
+func (m *mountProcess) status() mountStatus {
+	s := mountStatus{
+		Status: m.v.Status(), MountPoint: text(m.fs.Dir()), PID: os.Getpid(), Started: m.started.UTC(),
+		ObjectSize: m.v.ObjectSize(), StoreAvailable: m.store.metered.Health().Available,
+	}
+	s.Unhealthy = unhealthy(&s.Status)
+	s.Healthy = s.Unhealthy == ""
+	return s
+}
+
+func (m *mountProcess) ping() ping {
+	return ping{PID: os.Getpid(), URL: m.o.t.url.String(), Volume: m.v.ID(), MountPoint: text(m.fs.Dir())}
+}

@@ -1,0 +1,330 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/vfs"
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// service is a volume as commands see it. Paths are from the volume's top,
+// without a slash at either end; "" is the top directory.
+type service interface {
+	// stat describes what a path names; a symbolic link is not followed.
+	stat(ctx context.Context, name string, slots bool) (entry, error)
+	// list calls fn for the names in a directory, or for everything below it, a
+	// directory before what is in it. What is no directory is listed as itself.
+	list(ctx context.Context, name string, o listOptions, fn func(entry) error) error
+	// read copies a file's bytes [off, off+n) to w; n < 0 means to its end.
+	read(ctx context.Context, name string, off, n int64, w io.Writer) error
+	// put makes a file of r's bytes, which appears, whole and durable in the
+	// mount's mode, when it is there to its end; it replaces a file of that name.
+	put(ctx context.Context, name string, r io.Reader, o putOptions) (entry, error)
+	// mkdir makes a directory unless it is there.
+	mkdir(ctx context.Context, name string, o putOptions) error
+	// remove takes a name away, with all below it when recursive, and says how
+	// many names went.
+	remove(ctx context.Context, name string, recursive bool) (int64, error)
+
+	sync(ctx context.Context) (metadata.CommitID, error)
+	collect(ctx context.Context, dry bool) (collected, error)
+	check(ctx context.Context, o checkRequest, fn func(checkEvent) error) (checkResult, error)
+	// close ends the service. For a volume that was opened for a command it
+	// commits everything and gives the lease back.
+	close(ctx context.Context) error
+}
+
+type listOptions struct {
+	recursive bool
+	slots     bool
+}
+
+type putOptions struct {
+	Mode  uint32    // permission bits
+	Owner [2]uint32 // user and group
+	Mtime int64     // nanoseconds since 1970; 0: now
+}
+
+// entry describes a file, directory or other node.
+type entry struct {
+	Path      text       `json:"path"`
+	Inode     uint64     `json:"inode"`
+	Mode      uint32     `json:"mode"` // st_mode
+	Nlink     uint32     `json:"nlink"`
+	UID       uint32     `json:"uid"`
+	GID       uint32     `json:"gid"`
+	Rdev      uint32     `json:"rdev,omitempty"`
+	Size      int64      `json:"size"`
+	Staged    int64      `json:"staged,omitempty"`
+	Allocated int64      `json:"allocated"`
+	Mtime     time.Time  `json:"mtime"`
+	Ctime     time.Time  `json:"ctime"`
+	Btime     time.Time  `json:"btime"`
+	Target    text       `json:"target,omitempty"`
+	Slots     *slotsInfo `json:"slots,omitempty"`
+}
+
+// slotsInfo says how the last commit stores a file.
+type slotsInfo struct {
+	Slots       int   `json:"slots"`
+	Objects     int   `json:"objects"`
+	ObjectBytes int64 `json:"object_bytes"`
+	Patches     int   `json:"patches"`
+	PatchBytes  int64 `json:"patch_bytes"`
+}
+
+func (e *entry) dir() bool     { return e.Mode&syscall.S_IFMT == syscall.S_IFDIR }
+func (e *entry) regular() bool { return e.Mode&syscall.S_IFMT == syscall.S_IFREG }
+
+// collected is what a collection did or would do.
+type collected struct {
+	Dead    gateway.Collected `json:"dead"`
+	Orphans gateway.Collected `json:"orphans"`
+	DryRun  bool              `json:"dry_run"`
+}
+
+type checkRequest struct {
+	Data   bool
+	Repair bool
+}
+
+// checkEvent is one thing that happens during a check.
+type checkEvent struct {
+	Problem *checkProblem `json:"problem,omitempty"`
+	Done    int64         `json:"done,omitempty"`
+	Total   int64         `json:"total,omitempty"`
+	Result  *checkResult  `json:"result,omitempty"`
+}
+
+type checkProblem struct {
+	Path   text   `json:"path,omitempty"`
+	Inode  uint64 `json:"inode,omitempty"`
+	Offset int64  `json:"offset"`
+	Length int64  `json:"length,omitempty"`
+	Key    string `json:"key,omitempty"`
+	Reason string `json:"reason"`
+}
+
+type checkResult struct {
+	Commit      string `json:"commit"`
+	Inodes      uint64 `json:"inodes"`
+	Slots       int64  `json:"slots"`
+	Objects     int64  `json:"objects"`
+	Segments    int64  `json:"segments"`
+	Commits     int    `json:"commits"`
+	Pages       int    `json:"manifest_pages"`
+	Bytes       int64  `json:"verified_bytes"`
+	Orphans     int    `json:"orphans"`
+	OrphanBytes int64  `json:"orphan_bytes"`
+	Problems    int    `json:"problems"`
+	Deleted     int    `json:"deleted_orphans"` // by --repair
+}
+
+// cleanPath brings a path in a volume into the form that services take.
+func cleanPath(name string) (string, error) {
+	for part := range strings.SplitSeq(name, "/") {
+		if part == ".." {
+			return "", usage(fmt.Errorf("path %q: .. is not possible in a volume's paths", name))
+		}
+	}
+	return strings.Trim(path.Clean("/"+name), "/"), nil
+}
+
+// pathError is an error about a path in the volume.
+func pathError(name string, err error) error {
+	return fmt.Errorf("/%s: %w", text(name).shown(), err)
+}
+
+// reader opens a volume for a command that only reads: over its owner on this
+// machine, else as the bucket has it.
+func (a *app) reader(ctx context.Context, arg string) (service, target, error) {
+	t, err := a.resolve(arg)
+	if err != nil {
+		return nil, t, err
+	}
+	if t.point == "" {
+		c, err := a.owner(ctx, t)
+		if err != nil {
+			return nil, t, err
+		}
+		if c != nil {
+			return &remote{c: c}, t, nil
+		}
+		if t.mount != "" {
+			a.note("the process that served %s is gone: this is the last commit in %s", t.mount, t.url)
+		}
+	}
+	v, err := a.openView(ctx, t)
+	if err != nil {
+		return nil, t, err
+	}
+	return &viewService{reading: reading{viewTree{v.View}}, v: v}, t, nil
+}
+
+// view is a gateway.View with the directory that its index is in.
+type view struct {
+	*gateway.View
+	dir string
+}
+
+// close gives back what openView took.
+func (v *view) close() error {
+	err := v.View.Close()
+	if rerr := os.RemoveAll(v.dir); err == nil && rerr != nil {
+		err = fmt.Errorf("remove the temporary index: %w", rerr)
+	}
+	return err
+}
+
+// openView reads a volume as of a point from its bucket.
+func (a *app) openView(ctx context.Context, t target) (*view, error) {
+	n, err := commitNumber(t)
+	if err != nil {
+		return nil, err
+	}
+	s, err := openStore(ctx, t.url, false, nil)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := gateway.ReadVolumeDoc(ctx, s, t.url.String()); err != nil {
+		return nil, err // before anything is made here
+	}
+	dir, err := os.MkdirTemp("", "cistern-index-")
+	if err != nil {
+		return nil, fmt.Errorf("temporary index: %w", err)
+	}
+	fail := func(err error) (*view, error) { return nil, errors.Join(err, os.RemoveAll(dir)) }
+	kv, err := metadata.OpenBadgerKV(filepath.Join(dir, "index"), quietLogger())
+	if err != nil {
+		return fail(fmt.Errorf("temporary index in %s: %w", dir, err))
+	}
+	v, err := gateway.OpenView(ctx, gateway.ViewOptions{Store: s, URL: t.url.String(), KV: kv, Commit: n})
+	if err != nil {
+		return fail(errors.Join(err, kv.Close()))
+	}
+	return &view{View: v, dir: dir}, nil
+}
+
+// commitNumber reads a point; 0 is the present.
+func commitNumber(t target) (uint64, error) {
+	if t.point == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(t.point, 10, 64)
+	if err != nil || n == 0 {
+		return 0, usage(fmt.Errorf("%s@%s: %q is not a commit's number, the only kind of point that this build knows; `cistern log` lists them", t.url, t.point, t.point))
+	}
+	return n, nil
+}
+
+// writer opens a volume for a command that changes it: over its owner on this
+// machine, else by becoming its owner until close.
+func (a *app) writer(ctx context.Context, arg string, takeover bool) (service, target, error) {
+	t, err := a.resolve(arg)
+	if err != nil {
+		return nil, t, err
+	}
+	if t.point != "" {
+		return nil, t, usage(fmt.Errorf("%s@%s: a point in the past can't be changed", t.url, t.point))
+	}
+	c, err := a.owner(ctx, t)
+	if err != nil {
+		return nil, t, err
+	}
+	if c != nil {
+		return &remote{c: c}, t, nil
+	}
+	s, err := a.openOwn(ctx, t, takeover)
+	return s, t, err
+}
+
+// openOwn makes this command the volume's owner, with a state directory of its
+// own.
+func (a *app) openOwn(ctx context.Context, t target, takeover bool) (service, error) {
+	s, err := openStore(ctx, t.url, false, nil)
+	if err != nil {
+		return nil, err
+	}
+	// Before anything is made here, and before the lease is taken: a volume whose
+	// end can't be read is left as it is.
+	if _, err := gateway.Summarize(ctx, s, t.url.String()); err != nil {
+		return nil, err
+	}
+	base, err := a.stateBase()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(base, 0o700); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	dir, err := os.MkdirTemp(base, "command-")
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	v, err := gateway.Open(ctx, gateway.Options{
+		Store: s, URL: t.url.String(), FS: vfs.OS(), StateDir: dir, OpenKV: openKV(quietLogger()),
+		CacheBytes: 256 << 20, JournalBytes: 256 << 20, RequireReleased: true, Takeover: takeover,
+		Owner: gateway.HostOwner(dir), Logger: quietLogger(),
+	})
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir)) // nothing was acknowledged
+	}
+	return &ownService{live: newLive(v, nil), dir: dir, url: t.url.String()}, nil
+}
+
+// ownService is a volume that a command owns while it runs.
+type ownService struct {
+	*live
+	dir, url string
+}
+
+// close commits, releases the lease and removes the state directory, which
+// stays when something is only there.
+func (s *ownService) close(ctx context.Context) error {
+	// A signal ends the work, not the commit of what it did.
+	err := s.v.Close(context.WithoutCancel(ctx))
+	if errors.Is(err, gateway.ErrUncommitted) || errors.Is(err, gateway.ErrFenced) {
+		return fmt.Errorf("%w; it is kept in %s: `cistern mount %s <dir> --state %s` goes on from there", err, s.dir, s.url, s.dir)
+	}
+	if err != nil {
+		return fmt.Errorf("%w; the state directory %s is kept", err, s.dir)
+	}
+	if err := os.RemoveAll(s.dir); err != nil {
+		return fmt.Errorf("everything is committed, but the state directory can't be removed: %w", err)
+	}
+	return nil
+}
+
+// finish closes a service after a command's work and returns the error that
+// counts.
+func finish(ctx context.Context, s service, err error) error {
+	cerr := s.close(ctx)
+	switch {
+	case cerr == nil:
+		return err
+	case err == nil:
+		return cerr
+	}
+	return errors.Join(err, cerr)
+}
+
+// localError turns an error about a local file into a sentence.
+func localError(name string, err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		err = pe.Err
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}

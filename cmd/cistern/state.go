@@ -1,0 +1,150 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/cisternfs/cistern/objstore"
+)
+
+const (
+	socketName = "control.sock"
+	logName    = "mount.log"
+)
+
+// stateBase is where state directories go unless --state names one.
+func (a *app) stateBase() (string, error) {
+	if a.base != "" {
+		return a.base, nil
+	}
+	if os.Geteuid() == 0 {
+		return "/var/lib/cistern", nil
+	}
+	if dir, ok := a.lookup("XDG_STATE_HOME"); ok && filepath.IsAbs(dir) {
+		return filepath.Join(dir, "cistern"), nil
+	}
+	home, ok := a.lookup("HOME")
+	if !ok || !filepath.IsAbs(home) {
+		return "", usage(errors.New("HOME is not set: name a state directory with --state"))
+	}
+	return filepath.Join(home, ".local", "state", "cistern"), nil
+}
+
+// stateDir is the default state directory of a volume.
+func (a *app) stateDir(u objstore.URL) (string, error) {
+	base, err := a.stateBase()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(base, shortHash(u.String())), nil
+}
+
+func shortHash(s string) string {
+	h := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(h[:12])
+}
+
+// stateOwner is what a state directory says about whose it is.
+type stateOwner struct {
+	Volume string `json:"volume"`
+}
+
+// readStateOwner reads a state directory's owner; empty when it has none.
+func readStateOwner(dir string) (stateOwner, error) {
+	var o stateOwner
+	body, err := os.ReadFile(filepath.Join(dir, "owner.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return o, nil
+	}
+	if err != nil {
+		return o, fmt.Errorf("state directory %s: %w", dir, err)
+	}
+	// What does not parse is judged when the volume is opened.
+	if json.Unmarshal(body, &o) != nil {
+		o = stateOwner{}
+	}
+	return o, nil
+}
+
+// record says who serves a mount point.
+type record struct {
+	PID        int       `json:"pid"`
+	URL        string    `json:"url"`
+	MountPoint text      `json:"mount_point"`
+	StateDir   text      `json:"state_dir"`
+	Socket     text      `json:"socket"`
+	Started    time.Time `json:"started"`
+}
+
+// runDirs are where records lie, the one for writing first.
+func (a *app) runDirs() []string {
+	var dirs []string
+	if dir, ok := a.lookup("XDG_RUNTIME_DIR"); ok && filepath.IsAbs(dir) {
+		dirs = append(dirs, filepath.Join(dir, "cistern"))
+	}
+	const system = "/run/cistern"
+	if os.Geteuid() == 0 {
+		return append([]string{system}, dirs...)
+	}
+	if len(dirs) == 0 {
+		dirs = append(dirs, filepath.Join(os.TempDir(), "cistern-"+strconv.Itoa(os.Geteuid())))
+	}
+	return append(dirs, system)
+}
+
+func recordName(mountPoint string) string { return shortHash(mountPoint) + ".json" }
+
+// register writes a mount's record and returns what removes it.
+func (a *app) register(r record) (remove func() error, err error) {
+	dir := a.runDirs()[0]
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("register the mount: %w", err)
+	}
+	body, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("register the mount: %w", err)
+	}
+	path := filepath.Join(dir, recordName(string(r.MountPoint)))
+	tmp := path + "." + strconv.Itoa(r.PID)
+	err = os.WriteFile(tmp, append(body, '\n'), 0o644)
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("register the mount: %w", err)
+	}
+	return func() error {
+		// A later mount may have put its own there.
+		if now, found := readRecord(path); found && now.PID != r.PID {
+			return nil
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("take the mount out of the registry: %w", err)
+		}
+		return nil
+	}, nil
+}
+
+// findRecord returns the record of a mount point, if there is one that reads.
+func (a *app) findRecord(mountPoint string) (record, bool) {
+	for _, dir := range a.runDirs() {
+		if r, ok := readRecord(filepath.Join(dir, recordName(mountPoint))); ok && string(r.MountPoint) == mountPoint {
+			return r, true
+		}
+	}
+	return record{}, false
+}
+
+func readRecord(path string) (record, bool) {
+	var r record
+	body, err := os.ReadFile(path)
+	return r, err == nil && json.Unmarshal(body, &r) == nil
+}

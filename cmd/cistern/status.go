@@ -1,0 +1,256 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// volumeStatus is what `cistern status` shows of a volume that no process of
+// this machine serves.
+type volumeStatus struct {
+	Volume     string            `json:"volume"`
+	URL        string            `json:"url"`
+	Mounted    bool              `json:"mounted"` // false: not on this machine
+	ObjectSize int64             `json:"object_size"`
+	Created    time.Time         `json:"created"`
+	Commit     metadata.CommitID `json:"commit"`
+	CommitTime time.Time         `json:"commit_time"`
+	Writer     string            `json:"writer"`
+	Inodes     uint64            `json:"inodes"`
+	UsedBytes  int64             `json:"used_bytes"`
+	Released   bool              `json:"released"`
+	Owner      metadata.Owner    `json:"owner"`
+	Epoch      uint64            `json:"epoch"`
+}
+
+func (a *app) statusCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{Use: "status <vol>", Short: "Show how a volume and its mount are", Args: cobra.ExactArgs(1)}
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		t, err := a.resolve(args[0])
+		if err != nil {
+			return err
+		}
+		owner, err := a.owner(ctx, t)
+		if err != nil {
+			return err
+		}
+		if owner != nil {
+			s, err := (&remote{c: owner}).status(ctx)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return a.printJSON(s)
+			}
+			return a.writeOut(func(w io.Writer) { writeMountStatus(w, &s) })
+		}
+		s, err := a.bucketStatus(ctx, t)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(s)
+		}
+		return a.writeOut(func(w io.Writer) { writeVolumeStatus(w, s) })
+	})
+}
+
+// writeOut writes columns.
+func (a *app) writeOut(f func(w io.Writer)) error {
+	w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
+	f(w)
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("write the answer: %w", err)
+	}
+	return nil
+}
+
+func (a *app) bucketStatus(ctx context.Context, t target) (*volumeStatus, error) {
+	s, err := openStore(ctx, t.url, false, nil)
+	if err != nil {
+		return nil, err
+	}
+	sum, err := gateway.Summarize(ctx, s, t.url.String())
+	if err != nil {
+		return nil, err
+	}
+	return &volumeStatus{
+		Volume: sum.Doc.ID, URL: t.url.String(), ObjectSize: sum.Doc.ObjectSize, Created: time.Unix(0, sum.Doc.Created).UTC(),
+		Commit: sum.Head.ID, CommitTime: time.Unix(0, sum.Head.Time).UTC(), Writer: sum.Head.Writer,
+		Inodes: sum.Head.Totals.Inodes, UsedBytes: sum.Head.Totals.UsedBytes,
+		Released: sum.Lease.Released, Owner: sum.Lease.Owner, Epoch: sum.Lease.Epoch,
+	}, nil
+}
+
+func writeVolumeStatus(w io.Writer, s *volumeStatus) {
+	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
+	row("volume", "%s", s.Volume)
+	row("url", "%s", s.URL)
+	row("mounted", "not on this machine")
+	if s.Released {
+		row("owner", "none")
+	} else {
+		row("owner", "%s, process %d, epoch %d, not released", s.Owner.Host, s.Owner.PID, s.Epoch)
+	}
+	row("commit", "%s of %s", s.Commit, s.CommitTime.Format(time.RFC3339))
+	row("used", "%s in %d inodes", size(s.UsedBytes), s.Inodes)
+	row("object size", "%s", size(s.ObjectSize))
+}
+
+func writeMountStatus(w io.Writer, s *mountStatus) {
+	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
+	row("volume", "%s", s.Volume)
+	row("url", "%s", s.URL)
+	row("mounted", "on %s since %s, process %d", s.MountPoint.shown(), s.Started.Format(time.RFC3339), s.PID)
+	row("state", "%s", s.StateDir)
+	row("health", "%s", healthText(s))
+	row("durability", "%s", s.Durability)
+	row("commit", "%s of %s", s.Commit, s.CommitTime.Format(time.RFC3339))
+	row("uncommitted", "%s, oldest %.1f s", size(s.DirtyBytes), s.DirtySeconds)
+	quota := "no quota"
+	if s.QuotaBytes > 0 {
+		quota = "quota " + size(s.QuotaBytes)
+	}
+	row("used", "%s in %d inodes, %s", size(s.UsedBytes), s.Inodes, quota)
+	row("journal", "%s of %s, %s not synced", size(s.Journal.Live), size(s.Journal.Limit), size(s.Journal.Unsynced))
+	row("cache", "%s of %s, %s pinned, %d hits, %d misses", size(s.Cache.Allocated), size(s.Cache.Limit), size(s.Cache.Pinned), s.Cache.Hits, s.Cache.Misses)
+	row("traffic", "%s written, %s uploaded, %s fetched", size(s.Written), size(s.Uploaded), size(s.Fetched))
+	row("work", "%d commits, %d folds, %d collected, %d waits", s.Commits, s.Folds, s.Collected, s.Throttled)
+	row("patches", "%d in %d slots", s.Patches, s.PatchedSlots)
+	row("lease", "epoch %d, renewed %.0f s ago", s.Epoch, s.LeaseRenewed)
+	for _, e := range [][2]string{
+		{"store error", s.StoreError}, {"lease error", s.LeaseError}, {"commit error", s.CommitError},
+		{"journal error", s.Journal.Error}, {"cache error", s.Cache.Error},
+	} {
+		if e[1] != "" {
+			row(e[0], "%s", strings.ReplaceAll(e[1], "\n", "; "))
+		}
+	}
+	if s.Damage > 0 {
+		row("damage", "seen %d times: `cistern check --data` names it", s.Damage)
+	}
+}
+
+func healthText(s *mountStatus) string {
+	switch {
+	case !s.Healthy:
+		return s.Unhealthy
+	case s.StoreError != "" && s.StoreSince != nil:
+		return "serving; the object store is away since " + s.StoreSince.UTC().Format(time.RFC3339)
+	case !s.StoreAvailable:
+		return "serving; the object store is away"
+	}
+	return "serving"
+}
+
+// rates are what a mount does in a second.
+type rates struct {
+	Seconds  float64 `json:"seconds"` // that they are the mean of; 0: since the mount
+	Written  float64 `json:"written_bytes_per_second"`
+	Uploaded float64 `json:"uploaded_bytes_per_second"`
+	Fetched  float64 `json:"fetched_bytes_per_second"`
+	Uploads  float64 `json:"uploads_per_second"`
+	Fetches  float64 `json:"fetches_per_second"`
+	Commits  float64 `json:"commits_per_second"`
+	Syncs    float64 `json:"journal_syncs_per_second"`
+	Hits     float64 `json:"cache_hit_ratio"`
+}
+
+func ratesOf(before, now *mountStatus, seconds float64) rates {
+	if seconds <= 0 {
+		seconds = 1
+	}
+	per := func(a, b int64) float64 { return float64(b-a) / seconds }
+	r := rates{
+		Seconds: seconds, Written: per(before.Written, now.Written), Uploaded: per(before.Uploaded, now.Uploaded),
+		Fetched: per(before.Fetched, now.Fetched), Uploads: per(before.Uploads, now.Uploads), Fetches: per(before.Fetches, now.Fetches),
+		Commits: per(before.Commits, now.Commits), Syncs: per(int64(before.Journal.Syncs), int64(now.Journal.Syncs)),
+	}
+	if hits, misses := now.Cache.Hits-before.Cache.Hits, now.Cache.Misses-before.Cache.Misses; hits+misses > 0 {
+		r.Hits = float64(hits) / float64(hits+misses)
+	}
+	return r
+}
+
+// topFrame is one picture of `cistern top`.
+type topFrame struct {
+	Status mountStatus `json:"status"`
+	Rates  rates       `json:"rates"`
+}
+
+func (a *app) topCommand() *cobra.Command {
+	var asJSON, once bool
+	every := interval{d: 2 * time.Second, min: 100 * time.Millisecond, max: time.Hour}
+	c := &cobra.Command{Use: "top <vol>", Short: "Watch what a mount does", Args: cobra.ExactArgs(1)}
+	c.Flags().BoolVar(&asJSON, "json", false, "a JSON document for each picture")
+	c.Flags().BoolVar(&once, "once", false, "one picture, of one interval")
+	c.Flags().Var(&every, "interval", "time between pictures")
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		t, err := a.resolve(args[0])
+		if err != nil {
+			return err
+		}
+		owner, err := a.owner(ctx, t)
+		if err != nil {
+			return err
+		}
+		if owner == nil {
+			return usage(fmt.Errorf("%s is not mounted on this machine; `cistern status` shows what its bucket tells", t.url))
+		}
+		r := &remote{c: owner}
+		before, err := r.status(ctx)
+		if err != nil {
+			return err
+		}
+		start := time.Now()
+		tick := time.NewTicker(every.d)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil // how one leaves it
+			case <-tick.C:
+			}
+			now, err := r.status(ctx)
+			if err != nil {
+				return err
+			}
+			f := topFrame{Status: now, Rates: ratesOf(&before, &now, time.Since(start).Seconds())}
+			if err := a.showTop(&f, asJSON, once); err != nil || once {
+				return err
+			}
+			before, start = now, time.Now()
+		}
+	})
+}
+
+func (a *app) showTop(f *topFrame, asJSON, once bool) error {
+	if asJSON {
+		return a.printJSON(f)
+	}
+	if a.screen && !once {
+		if _, err := io.WriteString(a.stdout, "\x1b[H\x1b[2J"); err != nil {
+			return fmt.Errorf("write the answer: %w", err)
+		}
+	}
+	s, r := &f.Status, &f.Rates
+	return a.writeOut(func(w io.Writer) {
+		fmt.Fprintf(w, "%s\ton %s\t%s\n", s.URL, s.MountPoint.shown(), healthText(s))
+		fmt.Fprintf(w, "written\t%s/s\tjournal %s of %s\t%.0f syncs/s\n", size(int64(r.Written)), size(s.Journal.Live), size(s.Journal.Limit), r.Syncs)
+		fmt.Fprintf(w, "uploaded\t%s/s\t%.1f PUT/s\t%.1f commits/s\n", size(int64(r.Uploaded)), r.Uploads, r.Commits)
+		fmt.Fprintf(w, "fetched\t%s/s\t%.1f GET/s\tcache %s of %s, %.0f %% hits\n", size(int64(r.Fetched)), r.Fetches, size(s.Cache.Allocated), size(s.Cache.Limit), 100*r.Hits)
+		fmt.Fprintf(w, "uncommitted\t%s\toldest %.1f s\tcommit %s\n", size(s.DirtyBytes), s.DirtySeconds, s.Commit)
+		fmt.Fprintf(w, "used\t%s\t%d inodes\t%d patches in %d slots\n", size(s.UsedBytes), s.Inodes, s.Patches, s.PatchedSlots)
+	})
+}

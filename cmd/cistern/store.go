@@ -1,0 +1,124 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+	"github.com/cisternfs/cistern/objstore/local"
+)
+
+// provider opens the buckets of one scheme. create also makes a bucket where
+// that is part of formatting; nil: the bucket must be there.
+type provider struct {
+	open   func(ctx context.Context, u objstore.URL) (objstore.Store, error)
+	create func(ctx context.Context, u objstore.URL) (objstore.Store, error)
+}
+
+// providers is the table of what this build can open, by a URL's scheme.
+func providers() map[string]provider {
+	return map[string]provider{
+		objstore.SchemeFile: {open: openLocal, create: createLocal},
+	}
+}
+
+func openLocal(_ context.Context, u objstore.URL) (objstore.Store, error) {
+	return local.Open(u.Path)
+}
+
+// createLocal makes the directory, but not its parent: that is more likely to
+// be a mistyped path or a disk that is not mounted.
+func createLocal(_ context.Context, u objstore.URL) (objstore.Store, error) {
+	parent := filepath.Dir(u.Path)
+	st, err := os.Stat(parent)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, usage(fmt.Errorf("directory %s does not exist: make it first, or check the URL %s", parent, u))
+	case err != nil:
+		return nil, fmt.Errorf("look at %s: %w", parent, err)
+	case !st.IsDir():
+		return nil, usage(fmt.Errorf("%s is not a directory: check the URL %s", parent, u))
+	}
+	if st, err := os.Stat(u.Path); err == nil && !st.IsDir() {
+		return nil, usage(fmt.Errorf("%s is not a directory: check the URL %s", u.Path, u))
+	}
+	if err := refuseForeign(u); err != nil {
+		return nil, err
+	}
+	return local.Create(u.Path)
+}
+
+// refuseForeign fails when a directory holds files that no volume put there:
+// the store does not see them, but who formats it over them would wonder.
+func refuseForeign(u objstore.URL) error {
+	list, err := os.ReadDir(u.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return localError(u.Path, err)
+	}
+	ours := map[string]bool{".tmp": true, ".lock": true, metadata.VolumeKey: true, metadata.LeaseKey: true, "probe": true}
+	for _, prefix := range []string{metadata.CommitPrefix, metadata.ManifestPrefix, metadata.SegmentPrefix, metadata.ObjectPrefix, metadata.PinPrefix} {
+		ours[strings.TrimSuffix(prefix, "/")] = true
+	}
+	for _, e := range list {
+		if !ours[e.Name()] {
+			return usage(fmt.Errorf("%s is not empty (it holds %s): choose an empty directory", u, e.Name()))
+		}
+	}
+	return nil
+}
+
+// Limits of a store's parallel requests.
+const (
+	storeUploads   = 16
+	storeDownloads = 32
+)
+
+// store is a volume's prefix with its decorators.
+type store struct {
+	objstore.Store
+	metered *objstore.Metered
+}
+
+// openStore opens the volume's prefix. With create it makes the bucket where
+// formatting does that. reg counts its requests; nil: nothing shows them.
+func openStore(ctx context.Context, u objstore.URL, create bool, reg prometheus.Registerer) (*store, error) {
+	p, ok := providers()[u.Scheme]
+	if !ok {
+		return nil, usage(fmt.Errorf("%s: this build has no provider for %s:// volumes; it serves file:///dir only", u, u.Scheme))
+	}
+	open := p.open
+	if create && p.create != nil {
+		open = p.create
+	}
+	s, err := open(ctx, u)
+	if errors.Is(err, objstore.ErrNoBucket) {
+		return nil, fmt.Errorf("%w: %s: check the URL, or make a volume with `cistern format`", objstore.ErrNoBucket, u)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if reg == nil {
+		reg = prometheus.NewRegistry()
+	}
+	s = objstore.WithTimeout(objstore.WithPrefix(s, u.Prefix()), objstore.TimeoutOptions{})
+	metered, err := objstore.WithMetrics(s, reg)
+	if err != nil {
+		return nil, err
+	}
+	limited, err := objstore.WithLimit(metered, storeUploads, storeDownloads)
+	if err != nil {
+		return nil, err
+	}
+	return &store{Store: objstore.WithRetry(limited, objstore.RetryOptions{}), metered: metered}, nil
+}

@@ -1,0 +1,193 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/control"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+// target is what a <vol> argument names.
+type target struct {
+	url   objstore.URL // without its point
+	point string
+	mount string // where it is mounted, when it was named so
+}
+
+// mounted is a mount of ours in the mount table.
+type mounted struct {
+	dir    string
+	source string
+}
+
+// mountType is how the mount table calls a mount of ours.
+const mountType = "fuse.cistern"
+
+// findMount looks dir up in the mount table, newest mount first. It touches
+// nothing below dir: a dead mount would answer with an error, or never.
+func findMount(dir string) (mounted, bool, error) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return mounted{}, false, fmt.Errorf("read the mount table: %w", err)
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return mounted{}, false, fmt.Errorf("%s: %w", dir, err)
+	}
+	if parent, err := filepath.EvalSymlinks(filepath.Dir(abs)); err == nil {
+		abs = filepath.Join(parent, filepath.Base(abs))
+	}
+	if m, ok := lookUpMount(string(table), abs); ok {
+		return m, m.source != "", nil
+	}
+	// The last component may be a link to the mount point.
+	if to, err := os.Readlink(abs); err == nil {
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(abs), to)
+		}
+		m, ok := lookUpMount(string(table), filepath.Clean(to))
+		return m, ok && m.source != "", nil
+	}
+	return mounted{}, false, nil
+}
+
+// lookUpMount returns what is mounted on top at dir; its source is empty when
+// that is no mount of ours.
+func lookUpMount(table, dir string) (mounted, bool) {
+	found, ok := mounted{}, false
+	for line := range strings.Lines(table) {
+		left, right, cut := strings.Cut(strings.TrimSpace(line), " - ")
+		l, r := strings.Fields(left), strings.Fields(right)
+		if !cut || len(l) < 5 || len(r) < 2 || unescapeMount(l[4]) != dir {
+			continue
+		}
+		found, ok = mounted{dir: dir}, true
+		if r[0] == mountType {
+			found.source = unescapeMount(r[1])
+		}
+	}
+	return found, ok
+}
+
+// unescapeMount undoes the mount table's octal escapes.
+func unescapeMount(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// resolve finds out what a <vol> argument names.
+func (a *app) resolve(arg string) (target, error) {
+	if strings.Contains(arg, "://") {
+		u, err := objstore.ParseURL(arg)
+		if err != nil {
+			return target{}, usage(err)
+		}
+		t := target{url: u, point: u.Point}
+		t.url.Point = ""
+		return t, nil
+	}
+	m, ok, err := findMount(arg)
+	if err != nil {
+		return target{}, err
+	}
+	point := ""
+	if i := strings.LastIndexByte(arg, '@'); !ok && i > strings.LastIndexByte(arg, '/') {
+		point = arg[i+1:]
+		if m, ok, err = findMount(arg[:i]); err != nil {
+			return target{}, err
+		}
+	}
+	if !ok {
+		return target{}, usage(fmt.Errorf("%s is neither a URL (file:///dir, s3://bucket/prefix, gs://bucket/prefix) nor a directory on which a volume is mounted", arg))
+	}
+	source := m.source
+	if r, found := a.findRecord(m.dir); found {
+		source = r.URL
+	}
+	u, err := objstore.ParseURL(source)
+	if err != nil {
+		return target{}, fmt.Errorf("the mount at %s does not tell which volume it shows: use the volume's URL", m.dir)
+	}
+	return target{url: u, point: point, mount: m.dir}, nil
+}
+
+// pingWait is how long a mount may take to answer that it is there.
+const pingWait = 5 * time.Second
+
+// ping is what a mount says about itself.
+type ping struct {
+	PID        int    `json:"pid"`
+	URL        string `json:"url"`
+	Volume     string `json:"volume"`
+	MountPoint text   `json:"mount_point"`
+}
+
+// owner returns a client of the process of this machine that owns the volume,
+// or nil when none does.
+func (a *app) owner(ctx context.Context, t target) (*control.Client, error) {
+	if t.mount != "" {
+		if r, ok := a.findRecord(t.mount); ok {
+			c, err := pingSocket(ctx, string(r.Socket), t.url)
+			if c != nil || err != nil {
+				return c, err
+			}
+		}
+	}
+	s, err := openStore(ctx, t.url, false, nil)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := gateway.ReadVolumeDoc(ctx, s, t.url.String()); err != nil {
+		return nil, err
+	}
+	l, err := gateway.ReadLease(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	host, err := os.Hostname()
+	if err != nil || l.Released || l.Owner.Host != host || l.Owner.StateDir == "" {
+		return nil, nil
+	}
+	return pingSocket(ctx, filepath.Join(l.Owner.StateDir, socketName), t.url)
+}
+
+// pingSocket returns a client of a socket at which the volume's owner answers,
+// or nil when nobody does.
+func pingSocket(ctx context.Context, socket string, u objstore.URL) (*control.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, pingWait)
+	defer cancel()
+	c := control.NewClient(socket)
+	var p ping
+	err := c.Call(ctx, "GET", "/v1/ping", nil, nil, &p)
+	switch {
+	case errors.Is(err, os.ErrPermission):
+		return nil, fmt.Errorf("the volume is mounted by another user: %w", err)
+	case errors.Is(err, control.ErrNoServer):
+		return nil, nil
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("the process that serves the volume does not answer at %s", socket)
+	case err != nil:
+		return nil, err
+	case p.URL != u.String():
+		return nil, nil // another volume's by now
+	}
+	return c, nil
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/cisternfs/cistern/internal/progress"
+)
+
+func (a *app) umountCommand() *cobra.Command {
+	var noWait bool
+	c := &cobra.Command{
+		Use: "umount <dir>", Short: "Unmount a volume and wait for its last commit", Args: cobra.ExactArgs(1),
+		Long: `Unmounts a volume, waits until everything is committed and gives the lease
+back. When commits make no progress for 10 seconds, it leaves the rest in the
+journal, says how much that is, and exits with 5: the next mount with the same
+state directory goes on from there. While programs use the mount it fails and
+the mount stays.`,
+	}
+	c.Flags().BoolVar(&noWait, "no-wait", false, "leave what is not committed in the journal")
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		m, ok, err := findMount(args[0])
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return usage(fmt.Errorf("no volume is mounted on %s", args[0]))
+		}
+		t, err := a.resolve(args[0])
+		if err != nil {
+			return err
+		}
+		r, found := a.findRecord(m.dir)
+		owner, err := a.owner(ctx, t)
+		if err != nil && !found {
+			return err
+		}
+		if owner == nil {
+			return a.dropDead(m, r)
+		}
+		bar := progress.Start(a.stderr, a.terminal, "committing", 0)
+		var last umountEvent
+		most := int64(0)
+		err = owner.Stream(ctx, http.MethodPost, "/v1/shutdown", url.Values{"no_wait": {flag(noWait)}}, func(item json.RawMessage) error {
+			last = umountEvent{}
+			if err := json.Unmarshal(item, &last); err != nil {
+				return fmt.Errorf("the mount's answer is not understood: %w", err)
+			}
+			most = max(most, last.Dirty)
+			bar.Set(most-last.Dirty, most)
+			return nil
+		})
+		bar.Done(err == nil)
+		if err != nil {
+			return err
+		}
+		if found {
+			waitGone(ctx, r.PID)
+		}
+		if last.Left != "" {
+			return a.say("%s is unmounted; left in the journal: %s", m.dir, last.Left)
+		}
+		return a.say("%s is unmounted; everything is in commit %s", m.dir, last.Commit)
+	})
+}
+
+// dropDead takes a mount whose process is gone out of the directory tree.
+func (a *app) dropDead(m mounted, r record) error {
+	err := unix.Unmount(m.dir, unix.MNT_DETACH)
+	if errors.Is(err, unix.EPERM) {
+		err = exec.Command("fusermount3", "-u", "-z", "--", m.dir).Run()
+	}
+	if err != nil {
+		return fmt.Errorf("the process that served %s is gone, and the mount can't be taken away: %w", m.dir, err)
+	}
+	state := string(r.StateDir)
+	if state == "" {
+		state = "its state directory"
+	}
+	return fmt.Errorf("the process that served %s was gone; the mount is taken away, and what was not committed is in the journal in %s: mount again with that state directory to bring it to the bucket", m.dir, state)
+}
+
+// goneWait is how long the end of a process may take after its last answer.
+const goneWait = 5 * time.Second
+
+// waitGone waits until a process has ended, so that what it used is free.
+func waitGone(ctx context.Context, pid int) {
+	deadline := time.Now().Add(goneWait)
+	for time.Now().Before(deadline) && ctx.Err() == nil {
+		stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+		if err != nil || syscall.Kill(pid, 0) != nil {
+			return
+		}
+		// pid (name) state …; a zombie has let go of everything.
+		if i := strings.LastIndexByte(string(stat), ')'); i > 0 && strings.HasPrefix(string(stat[i:]), ") Z") {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
