@@ -156,7 +156,10 @@ func (j *Journal) judge(w *waiter) verdict {
 	}
 	creatable := max(0, j.maxFiles-j.total)
 	now := j.room(len(j.spares), largest, wanted)
-	fitsNow := wanted <= now && (!s.full || wanted+kept <= now) // on a full disk the engine's tenth must exist
+	fitsNow := wanted <= now
+	if s.full { // what the engine keeps must exist: a tenth of what there is
+		fitsNow = wanted+min(kept, int64(j.total)*j.o.FileSize/10) <= now
+	}
 	fitsAtAll := wanted+kept <= j.room(len(j.spares)+creatable, largest, wanted)
 	switch {
 	case fitsAtAll && fitsNow:

@@ -172,40 +172,59 @@ func TestJournal_Reserve_GrantedRoomIsThere(t *testing.T) {
 	}
 }
 
-func TestJournal_Reserve_DiskFull(t *testing.T) {
-	for _, fails := range []bool{false, true} {
-		disk := newDisk(t)
-		o := bigOptions()
-		o.NoSpaceFails = fails
-		j := start(t, disk, o)
-		disk.SetCapacity(disk.Used() + 40<<10) // two files more
+func TestJournal_Reserve_DiskFull_WaitsForFree(t *testing.T) {
+	disk := newDisk(t)
+	j := start(t, disk, bigOptions())
+	disk.SetCapacity(disk.Used() + 40<<10) // two files more
+	done := make(chan error, 1)
+	go func() {
 		var err error
-		for range 100 {
-			if _, _, err = j.Append(nil, testEntry(1, 1500)); err != nil {
-				break
-			}
-			if !fails && len(names(t, disk, inUse)) == 3 && j.Stats().FreeBytes > 0 && j.current().end > 10<<10 {
-				break
-			}
+		for n := 0; n < 60 && err == nil; n++ {
+			_, _, err = j.Append(nil, testEntry(1, 1500))
 		}
-		if fails {
-			if !errors.Is(err, ErrNoSpace) || !errors.Is(err, syscall.ENOSPC) {
-				t.Fatalf("on a full disk: %v", err)
-			}
-		} else {
+		done <- err
+	}()
+	waits := 0
+	for {
+		select {
+		case err := <-done:
 			must(t, err)
-			done := make(chan error, 1)
-			go func() { _, err := j.Reserve(context.Background(), 9000, false); done <- err }()
-			<-j.Pressure()
+			if waits == 0 {
+				t.Fatal("60 appends in three files waited for nothing")
+			}
+			must(t, j.Close())
+			return
+		case <-j.Pressure():
+			waits++
 			syncAll(t, j)
 			must(t, j.Free(j.End()))
-			must(t, <-done)
 		}
-		disk.SetCapacity(-1)
-		_, _, err = j.Append(nil, testEntry(1, 1500))
-		must(t, err)
-		must(t, j.Close())
 	}
+}
+
+func TestJournal_Reserve_DiskFull_FailsWhenTold(t *testing.T) {
+	disk := newDisk(t)
+	o := bigOptions()
+	o.NoSpaceFails = true
+	j := start(t, disk, o)
+	disk.SetCapacity(disk.Used() + 40<<10) // two files more
+	var err error
+	n := 0
+	for ; err == nil; n++ {
+		_, _, err = j.Append(nil, testEntry(1, 1500))
+	}
+	if !errors.Is(err, ErrNoSpace) || !errors.Is(err, syscall.ENOSPC) || n < 10 {
+		t.Fatalf("append %d on a full disk: %v", n, err)
+	}
+	r, err := j.Reserve(context.Background(), 100, true) // the engine's share
+	must(t, err)
+	_, _, err = j.Append(r, testEntry(1, 50))
+	must(t, err)
+	r.Release()
+	disk.SetCapacity(-1)
+	_, _, err = j.Append(nil, testEntry(1, 1500))
+	must(t, err)
+	must(t, j.Close())
 }
 
 func TestJournal_Reserve_DiskFullAndNothingToFree(t *testing.T) {
