@@ -37,7 +37,12 @@ func retryDamage(ctx context.Context, read func() error) error {
 	}
 }
 
+// isDamage says whether err may be a body that was hurt on the way. A missing
+// object is not.
 func isDamage(err error) bool {
+	if errors.Is(err, objstore.ErrNotExist) {
+		return false
+	}
 	return errors.Is(err, ErrDamaged) || errors.Is(err, metadata.ErrDamaged) || errors.Is(err, objstore.ErrDamaged)
 }
 

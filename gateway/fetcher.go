@@ -257,7 +257,7 @@ func (f *fetcher) readStore(ctx context.Context, ref metadata.Ref, off int64, p 
 		return nil
 	case ctx.Err() != nil:
 		return ErrInterrupted
-	case errors.Is(err, objstore.ErrDamaged):
+	case errors.Is(err, objstore.ErrDamaged), errors.Is(err, objstore.ErrNotExist):
 		f.stat.damage.Add(1)
 		return fmt.Errorf("%w: read %s: %w", ErrDamaged, ref.Key, err)
 	}

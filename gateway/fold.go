@@ -354,6 +354,9 @@ func (v *Volume) foldSlot(ctx context.Context, k slotKey, force bool) (*folded, 
 	defer v.loads.give(held)
 	buf := make([]byte, length)
 	if err := v.readCommitted(ctx, k, s, buf); err != nil {
+		if now, ierr := v.index.Slot(k.ino, k.slot); ierr == nil && !s.Same(now) {
+			return nil, nil, nil // it changed meanwhile, and what it was made of may be gone
+		}
 		return nil, nil, err
 	}
 	f := &folded{ino: k.ino, slot: k.slot, seen: s, through: s.Patches[len(s.Patches)-1].Commit}

@@ -19,6 +19,9 @@ type ownerFile struct {
 	Volume  string   `json:"volume"`  // the volume's id
 	Journal string   `json:"journal"` // the journal's random identity, in hex; empty before there is one
 	Reigns  []string `json:"reigns"`  // ids whose journal is not redone yet, the current one last
+	// Aside: the journal is another reign's past and moves out of the way, which
+	// a mount that ended early may have done already.
+	Aside bool `json:"aside,omitempty"`
 
 	fs   vfs.FS
 	path string

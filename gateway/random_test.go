@@ -389,6 +389,38 @@ func (r *run) readSome(h *Handle, n *mnode, off int64) error {
 	if k != len(want) || !slices.Equal(p[:k], want) {
 		r.fatalf("read inode %d at %d: %d bytes, want %d (or other ones)", h.Inode(), off, k, len(want))
 	}
+	return r.seekSome(h, n, off)
+}
+
+// seekSome checks that what is called a hole is zeros, and that the answers fit
+// together.
+func (r *run) seekSome(h *Handle, n *mnode, off int64) error {
+	data, err := h.Seek(bg, off, SeekData)
+	if errors.Is(err, ErrNoData) {
+		data = n.size
+	} else if err != nil {
+		return err
+	}
+	if off < n.size && (data < off || data > n.size) {
+		r.fatalf("seek data in inode %d from %d: %d, size %d", h.Inode(), off, data, n.size)
+	}
+	if off < data {
+		hole := make([]byte, data-off)
+		n.data.read(hole, off)
+		for i, b := range hole {
+			if b != 0 {
+				r.fatalf("seek data in inode %d from %d: %d, but there is data at %d", h.Inode(), off, data, off+int64(i))
+			}
+		}
+	}
+	hole, err := h.Seek(bg, off, SeekHole)
+	switch {
+	case off >= n.size && errors.Is(err, ErrNoData):
+	case err != nil:
+		return err
+	case hole < off || hole > n.size || data == off && hole == off && off < n.size:
+		r.fatalf("seek hole in inode %d from %d: %d, data at %d, size %d", h.Inode(), off, hole, data, n.size)
+	}
 	return nil
 }
 

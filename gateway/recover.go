@@ -154,6 +154,9 @@ func (v *Volume) openJournal(ctx context.Context, epoch uint64, hint metadata.Co
 	if known == "" {
 		return v.freshJournal(dir, epoch)
 	}
+	if v.owner.Aside {
+		return v.replaceJournal(dir, epoch)
+	}
 	id, err := hex.DecodeString(known)
 	if err != nil || len(id) != 16 {
 		return fmt.Errorf("%w: %s names journal %q", ErrDamaged, v.owner.path, known)
@@ -168,10 +171,7 @@ func (v *Volume) openJournal(ctx context.Context, epoch uint64, hint metadata.Co
 			return fmt.Errorf("%w: %s: %w; what it held beyond commit %s is lost: bring it back, or mount with --accept-lost-journal", ErrLostJournal, dir, err, v.head.CommitID)
 		}
 		v.log.Warn("journal is lost and that was accepted", "directory", dir, "error", err)
-		if err := v.setAside(dir); err != nil {
-			return err
-		}
-		return v.freshJournal(dir, epoch)
+		return v.replaceJournal(dir, epoch)
 	}
 	return journalError(err)
 }
@@ -217,9 +217,24 @@ func (v *Volume) freshJournal(dir string, epoch uint64) error {
 	if err := j.Start(epoch, journal.LSN(v.head.LastLSN+1)); err != nil {
 		return journalError(err)
 	}
-	v.owner.Journal = id
+	v.owner.Journal, v.owner.Aside = id, false
 	v.owner.Reigns = []string{v.owner.current()}
 	return v.owner.save()
+}
+
+// replaceJournal sets the journal aside and starts another. owner.json says so
+// first: without it a mount that dies in between looks like a lost journal.
+func (v *Volume) replaceJournal(dir string, epoch uint64) error {
+	if !v.owner.Aside {
+		v.owner.Aside = true
+		if err := v.owner.save(); err != nil {
+			return err
+		}
+	}
+	if err := v.setAside(dir); err != nil {
+		return err
+	}
+	return v.freshJournal(dir, epoch)
 }
 
 // setAside moves a journal that must not be redone here out of the way.

@@ -23,11 +23,8 @@ func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, hint met
 		if err := v.journal.Close(); err != nil {
 			v.log.Warn("closing a journal that is set aside", "error", err)
 		}
-		if err := v.setAside(dir); err != nil {
-			return err
-		}
 		v.log.Warn("another owner has written to the volume since: what this journal held beyond the bucket is kept aside for `cistern salvage`", "epoch", from)
-		return v.freshJournal(dir, epoch)
+		return v.replaceJournal(dir, epoch)
 	}
 	v.replaying = true
 	defer func() { v.replaying = false }()

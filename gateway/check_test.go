@@ -1,0 +1,304 @@
+package gateway
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cisternfs/cistern/journal"
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
+	"github.com/cisternfs/cistern/objstore/faultstore"
+	"github.com/cisternfs/cistern/objstore/mem"
+)
+
+// checkLab is a bucket with an object, a segment, a manifest and commits of two
+// epochs after it.
+func checkLab(t *testing.T) *lab {
+	t.Helper()
+	l := newLab(t, 11, 8192)
+	v := l.mustMount(nil)
+	d, err := v.Create(bg, metadata.RootInode, "dir", modeDir|0o755, 0, Owner{}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := mkfile(t, v, d.ID, "a")
+	pwrite(t, h, fill(l.rng, 20000), 0)
+	checkAfterCommit(t, v)
+	if err := v.WriteManifest(bg); err != nil {
+		t.Fatal(err)
+	}
+	pwrite(t, h, []byte("patch"), 9000)
+	checkAfterCommit(t, v)
+	h.Close()
+	mustClose(t, v)
+	v = l.mustMount(nil)
+	h = mkfile(t, v, metadata.RootInode, "b")
+	pwrite(t, h, fill(l.rng, 300), 0)
+	h.Close()
+	mustClose(t, v)
+	return l
+}
+
+// problems runs a check of a bucket and returns what it finds.
+func problems(t *testing.T, s objstore.Store, data bool) ([]Problem, CheckReport) {
+	t.Helper()
+	v, err := OpenView(bg, ViewOptions{Store: s, URL: "mem://lab", KV: metadata.NewMemKV()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	var found []Problem
+	r, err := v.Check(bg, CheckOptions{Data: data, Problem: func(p Problem) { found = append(found, p) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Problems != len(found) {
+		t.Errorf("%d problems counted, %d reported", r.Problems, len(found))
+	}
+	return found, r
+}
+
+func TestView_Check_SoundVolume(t *testing.T) {
+	l := checkLab(t)
+	found, r := problems(t, l.bucket, true)
+	if len(found) > 0 {
+		t.Errorf("found %v", found)
+	}
+	if r.Objects < 2 || r.Segments < 1 || r.Commits < 2 || r.Pages < 1 || r.Bytes < 20300 || r.Orphans != 0 || r.Inodes != 4 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestVolume_Check_SeesWhatTheBucketLost(t *testing.T) {
+	l := checkLab(t)
+	v := l.mustMount(nil)
+	defer v.Abandon()
+	for key := range snapshotKeys(t, l.bucket) {
+		if key == metadata.LeaseKey || key == metadata.VolumeKey {
+			continue
+		}
+		body, _, err := objstore.ReadAll(bg, l.bucket, key, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.bucket.Delete(bg, key); err != nil {
+			t.Fatal(err)
+		}
+		var found []string
+		if _, err := v.Check(bg, CheckOptions{Problem: func(p Problem) { found = append(found, p.String()) }}); err != nil {
+			t.Errorf("check without %s: %v", key, err)
+		}
+		if needed := keyIsNeeded(v, key); needed != strings.Contains(strings.Join(found, "\n"), key) {
+			t.Errorf("without %s (needed: %v) the check finds %q", key, needed, found)
+		}
+		if err := objstore.Create(bg, l.bucket, key, body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var again []Problem
+	if _, err := v.Check(bg, CheckOptions{Data: true, Problem: func(p Problem) { again = append(again, p) }}); err != nil || len(again) > 0 {
+		t.Errorf("with everything back: %v, %v", again, err)
+	}
+}
+
+func snapshotKeys(t *testing.T, s *mem.Store) map[string]int64 {
+	t.Helper()
+	keys := map[string]int64{}
+	if err := objstore.ListAll(bg, s, "", "", func(i objstore.Info) error { keys[i.Key] = i.Size; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return keys
+}
+
+// keyIsNeeded says whether the head or a kept commit needs a key: everything in
+// these buckets but the seals before the manifest.
+func keyIsNeeded(v *Volume, key string) bool {
+	id, ok := metadata.ParseCommitKey(key)
+	if !ok {
+		return true
+	}
+	if _, err := v.index.Dead(key); err == nil {
+		return true
+	}
+	return id.N > v.head.Manifest.N && id.N <= v.head.N
+}
+
+func TestView_Check_Data_NamesEveryDamage(t *testing.T) {
+	l := checkLab(t)
+	for key := range snapshotKeys(t, l.bucket) {
+		if !strings.HasPrefix(key, metadata.ObjectPrefix) && !strings.HasPrefix(key, metadata.SegmentPrefix) {
+			continue
+		}
+		s := l.bucket.Snapshot()
+		body, i, err := objstore.ReadAll(bg, s, key, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range body {
+			body[n] ^= 0xff
+		}
+		if _, err := objstore.CompareAndSwap(bg, s, key, i.Version, body); err != nil {
+			t.Fatal(err)
+		}
+		found, _ := problems(t, s, true)
+		if len(found) == 0 {
+			t.Errorf("%s is damaged and nothing is found", key)
+		}
+		for _, p := range found {
+			if p.Key != key || p.Path != "dir/a" && p.Path != "b" || p.Len == 0 {
+				t.Errorf("damage of %s is reported as %v", key, p)
+			}
+		}
+		if found, _ := problems(t, s, false); len(found) > 0 {
+			t.Errorf("sizes are right, and a check without data finds %v", found)
+		}
+	}
+}
+
+func TestView_Check_StoreFails_NeverSaysSound(t *testing.T) {
+	l := checkLab(t)
+	s := l.bucket.Snapshot()
+	for key := range snapshotKeys(t, s) {
+		if strings.HasPrefix(key, metadata.SegmentPrefix) {
+			if err := s.Delete(bg, key); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	v, err := OpenView(bg, ViewOptions{Store: s, URL: "mem://lab", KV: metadata.NewMemKV()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	for n := 0; ; n++ {
+		f := faultstore.New(s, faultstore.FailNth(n, faultstore.Fault{Kind: faultstore.Fail}))
+		v.store = f
+		problems := 0
+		_, err := v.Check(bg, CheckOptions{Data: true, Problem: func(Problem) { problems++ }})
+		f.Close()
+		if n >= f.Calls() {
+			if err != nil || problems == 0 {
+				t.Errorf("without a fault: %d problems, %v", problems, err)
+			}
+			return
+		}
+		if err == nil {
+			t.Errorf("call %d of the store failed and the check says nothing", n)
+		}
+	}
+}
+
+func TestLog_AllCommits_ThroughSeals(t *testing.T) {
+	l := checkLab(t)
+	var ids []metadata.CommitID
+	if err := Log(bg, l.bucket, func(i CommitInfo) bool { ids = append(ids, i.ID); return true }); err != nil {
+		t.Fatal(err)
+	}
+	want := map[metadata.CommitID]bool{}
+	for key := range snapshotKeys(t, l.bucket) {
+		if id, ok := metadata.ParseCommitKey(key); ok {
+			if e, err := (pathReader{l.bucket}).read(bg, id); err != nil {
+				t.Fatal(err)
+			} else if e.commit != nil {
+				want[id] = true
+			}
+		}
+	}
+	for i, id := range ids {
+		if !want[id] || i > 0 && id.N >= ids[i-1].N {
+			t.Errorf("log: %v, want %v in descending order", ids, want)
+		}
+		delete(want, id)
+	}
+	if len(want) > 0 {
+		t.Errorf("the log lacks %v", want)
+	}
+	sum, err := Summarize(bg, l.bucket, "mem://lab")
+	if err != nil || sum.Head.ID != ids[0] || !sum.Lease.Released {
+		t.Errorf("%+v, %v", sum, err)
+	}
+	// Only the commits after a collected one are listed.
+	if err := l.bucket.Delete(bg, metadata.CommitKey(ids[1])); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	if err := Log(bg, l.bucket, func(CommitInfo) bool { n++; return true }); err != nil || n != 1 {
+		t.Errorf("%d commits, %v", n, err)
+	}
+}
+
+func TestDestroy_EveryFailure_CanGoOn(t *testing.T) {
+	l := checkLab(t)
+	for n := 0; ; n++ {
+		s := l.bucket.Snapshot()
+		f := faultstore.New(s, faultstore.FailNth(n, faultstore.Fault{Kind: faultstore.Fail}))
+		err := Destroy(bg, f, "mem://lab", metadata.Owner{}, false, false, func(int) {})
+		f.Close()
+		if n >= f.Calls() {
+			if err != nil || s.Len() > 0 {
+				t.Errorf("without a fault: %d objects left, %v", s.Len(), err)
+			}
+			return
+		}
+		if s.Len() > 0 && err == nil {
+			t.Errorf("call %d failed, %d objects are left, and destroy says nothing", n, s.Len())
+		}
+		if err := Destroy(bg, s, "mem://lab", metadata.Owner{}, false, false, func(int) {}); s.Len() > 0 {
+			t.Errorf("after a failure of call %d destroy can't go on: %v", n, err)
+		}
+	}
+}
+
+func TestDestroy_OwnedOrPinned_IsRefused(t *testing.T) {
+	l := checkLab(t)
+	before := l.bucket.Len()
+	pin := metadata.Pin{Kind: "clone", Name: "copy", Commit: metadata.CommitID{Epoch: 1, N: 1}, Holder: "other"}
+	if err := objstore.Create(bg, l.bucket, metadata.PinKey("copy", "1"), metadata.EncodePin(&pin)); err != nil {
+		t.Fatal(err)
+	}
+	wantErr(t, Destroy(bg, l.bucket, "mem://lab", metadata.Owner{}, false, false, func(int) {}), ErrNotPermit)
+	if err := l.bucket.Delete(bg, metadata.PinKey("copy", "1")); err != nil {
+		t.Fatal(err)
+	}
+	v := l.mustMount(nil)
+	wantErr(t, Destroy(bg, l.bucket, "mem://lab", metadata.Owner{}, false, false, func(int) {}), ErrOwned)
+	if l.bucket.Len() < before {
+		t.Errorf("%d of %d objects are left", l.bucket.Len(), before)
+	}
+	if err := Destroy(bg, l.bucket, "mem://lab", metadata.Owner{}, true, false, func(int) {}); err != nil || l.bucket.Len() > 0 {
+		t.Errorf("with takeover: %d left, %v", l.bucket.Len(), err)
+	}
+	if err := v.RenewLease(bg); err == nil {
+		t.Error("the old owner keeps its lease")
+	}
+	v.Abandon()
+}
+
+func TestDescribe_EveryKindOfOperation(t *testing.T) {
+	for k := opWrite; k <= opSet; k++ {
+		op, err := newOperation(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind, _, err := Describe(journal.Record{Op: k, Body: encodeOp(op)})
+		if err != nil || kind == "" {
+			t.Errorf("kind %d: %q, %v", k, kind, err)
+		}
+	}
+	if _, _, err := Describe(journal.Record{Op: 200}); err == nil {
+		t.Error("an unknown kind is described")
+	}
+}
+
+func TestProblem_String_NamesWhatItHas(t *testing.T) {
+	for want, p := range map[string]Problem{
+		"a/b: bytes 5 to 7: objects/x: is missing": {Path: "a/b", Inode: 3, Off: 5, Len: 2, Key: "objects/x", Reason: "is missing"},
+		"inode 3: broken":                          {Inode: 3, Reason: "broken"},
+		"commits/x: is missing":                    {Key: "commits/x", Reason: "is missing"},
+		"index: something wrong":                   {Reason: "index: something wrong"},
+	} {
+		if got := p.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
