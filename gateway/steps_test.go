@@ -274,3 +274,5 @@ func (l *lab) walk(t *testing.T, early bool, step func(v *Volume) error, check f
 
 // soon bounds a call of a dead machine in simulated time.
 func soon() (context.Context, context.CancelFunc) { return context.WithTimeout(bg, time.Minute) }
+
+func conditionOf(v objstore.Version) objstore.Condition { return objstore.Condition{IfVersion: v} }

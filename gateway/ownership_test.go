@@ -1,0 +1,332 @@
+package gateway
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cisternfs/cistern/internal/vfs"
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// machine is another machine with the same bucket and a disk of its own.
+func (l *lab) machine(seed int64) *lab {
+	c := l.forkEmpty(seed)
+	c.opt.Owner = metadata.Owner{Host: "other", PID: int(seed), StateDir: "/other"}
+	return c
+}
+
+func (l *lab) forkEmpty(seed int64) *lab {
+	c := newLab(l.t, seed, 8192)
+	c.bucket, c.opt.Durability, c.opt.LeaseDuration = l.bucket, l.opt.Durability, l.opt.LeaseDuration
+	return c
+}
+
+// kill ends a mount as kill -9 does; the disk stays as it is.
+func (l *lab) kill(v *Volume) {
+	l.fault.Kill()
+	_ = v.Abandon() // the disk is dead
+	l.disk = l.disk.Crash(l.diskRng, vfs.KillProcess)
+}
+
+func TestVolume_Open_OwnLeaseAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(nil)
+		f := files{}
+		f.put(t, v, "a", []byte("acknowledged"), 0)
+		for range 3 {
+			l.kill(v)
+			start := time.Now()
+			v = l.mustMount(nil)
+			if d := time.Since(start); d != 0 {
+				t.Fatalf("the owner waited %v for its own lease", d)
+			}
+			wantFiles(t, v, f, "after a kill")
+			f.put(t, v, "b", fill(l.rng, 5000), 7)
+		}
+		mustClose(t, v)
+	})
+}
+
+func TestVolume_Open_WaitsForAnothersLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newLab(t, 1, 8192)
+		va := a.mustMount(nil)
+		a.kill(va)
+		b := a.machine(2)
+		start := time.Now()
+		vb := b.mustMount(nil)
+		if d := time.Since(start); d < 15*time.Second || d > 17*time.Second {
+			t.Errorf("a dead owner's lease of 15 s was waited for %v", d)
+		}
+		mustClose(t, vb)
+		start = time.Now()
+		mustClose(t, a.machine(3).mustMount(nil))
+		if d := time.Since(start); d != 0 {
+			t.Errorf("a released lease was waited for %v", d)
+		}
+	})
+}
+
+func TestVolume_Open_OwnedByLiveWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newLab(t, 1, 8192)
+		va := a.mustMount(func(o *Options) { o.Manual = false })
+		b := a.machine(2)
+		_, err := b.mount(b.bucket, nil)
+		wantErr(t, err, ErrOwned)
+		if !strings.Contains(err.Error(), "lab, process 1") {
+			t.Errorf("the error %q does not name the owner", err)
+		}
+		start := time.Now()
+		_, err = b.mount(b.bucket, func(o *Options) { o.RequireReleased = true })
+		wantErr(t, err, ErrOwned)
+		if d := time.Since(start); d != 0 {
+			t.Errorf("who needs a released lease waited %v", d)
+		}
+		f := files{}
+		f.put(t, va, "a", []byte("the owner is unharmed"), 0)
+		mustClose(t, va)
+		vb := b.mustMount(func(o *Options) { o.RequireReleased = true })
+		wantFiles(t, vb, f, "after a clean hand-over")
+		mustClose(t, vb)
+	})
+}
+
+func TestVolume_Open_TakeoverFencesTheOldWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newLab(t, 1, 8192)
+		va := a.mustMount(nil)
+		f := files{}
+		f.put(t, va, "a", fill(a.rng, 30000), 0)
+		f.put(t, va, "b", fill(a.rng, 3000), 0)
+		mustCommit(t, va)
+		h := openPath(t, va, "a")
+		pwrite(t, h, []byte("never committed"), 5)
+		mustFsync(t, va)
+
+		b := a.machine(2)
+		vb := b.mustMount(func(o *Options) { o.Takeover = true })
+		wantFiles(t, vb, f, "at the new owner")
+		f.put(t, vb, "a", fill(b.rng, 40000), 100)
+		f.drop(t, vb, "b")
+		mustCommit(t, vb)
+		if _, err := vb.Collect(bg, false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := vb.CollectOrphans(bg, false); err != nil {
+			t.Fatal(err)
+		}
+		before := a.bucket.Len()
+
+		_, err := va.Commit(bg)
+		wantErr(t, err, ErrFenced)
+		if !va.ReadOnly() {
+			t.Error("a fenced volume takes writes")
+		}
+		_, err = h.Write(bg, []byte("x"), 0, WriteFlags{})
+		wantErr(t, err, ErrFenced)
+		_, err = va.Create(bg, 1, "n", modeRegular|0o600, 0, Owner{}, nil)
+		wantErr(t, err, ErrFenced)
+		if c, err := va.Collect(bg, false); c.Things != 0 {
+			t.Errorf("a fenced writer collected %d things, %v", c.Things, err)
+		}
+		if c, err := va.CollectOrphans(bg, false); c.Things != 0 {
+			t.Errorf("a fenced writer deleted %d orphans, %v", c.Things, err)
+		}
+		h.Close()
+		wantErr(t, va.Close(bg), ErrFenced)
+		for _, m := range a.bucket.History()[before:] {
+			if m.Delete || m.Key == metadata.LeaseKey || strings.HasPrefix(m.Key, metadata.CommitPrefix) {
+				t.Errorf("the fenced writer changed %s", m.Key)
+			}
+		}
+		wantFiles(t, vb, f, "at the new owner, after the old one's attempt")
+		wantCheckClean(t, vb)
+		mustClose(t, vb)
+
+		va = a.mustMount(nil)
+		wantFiles(t, va, f, "back at the first owner")
+		mustClose(t, va)
+		list, err := a.disk.ReadDir(a.dir + "/quarantine")
+		if err != nil || len(list) != 1 {
+			t.Errorf("quarantine holds %d journals, %v", len(list), err)
+		}
+	})
+}
+
+func TestVolume_RenewLease_FindsTheTakeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newLab(t, 1, 8192)
+		va := a.mustMount(nil)
+		b := a.machine(2)
+		vb := b.mustMount(func(o *Options) { o.Takeover = true })
+		err := va.RenewLease(bg)
+		wantErr(t, err, ErrFenced)
+		if !strings.Contains(err.Error(), "other, process 2") {
+			t.Errorf("the error %q does not name the new owner", err)
+		}
+		wantErr(t, va.Stopped(), ErrFenced)
+		wantErr(t, va.Close(bg), ErrFenced)
+		mustClose(t, vb)
+	})
+}
+
+// In bucket mode everything that fsync acknowledged is with the next owner.
+func TestVolume_Open_TakeoverKeepsBucketModeFsyncs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newLab(t, 1, 8192)
+		bucket := func(o *Options) { o.Manual, o.Durability = false, Durability{Mode: ModeBucket} }
+		va := a.mustMount(bucket)
+		f := files{}
+		for i := range 10 {
+			f.put(t, va, "a", fill(a.rng, 900), 800*i)
+			mustFsync(t, va)
+		}
+		b := a.machine(2)
+		vb := b.mustMount(func(o *Options) { bucket(o); o.Takeover = true })
+		wantFiles(t, vb, f, "after the take-over")
+		h := openPath(t, va, "a")
+		if _, err := h.Write(bg, []byte("too late"), 0, WriteFlags{}); err == nil {
+			wantErr(t, va.Fsync(bg, h.Inode()), ErrFenced)
+		}
+		h.Close()
+		wantErr(t, va.Close(bg), ErrFenced)
+		wantFiles(t, vb, f, "after the old writer's last attempt")
+		mustClose(t, vb)
+	})
+}
+
+// A, B and A again, each with changes, some epochs without a commit.
+func TestVolume_Open_BackAndForth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newLab(t, 1, 8192)
+		b := a.machine(2)
+		f := files{}
+		for i := range 6 {
+			for j, l := range []*lab{a, b} {
+				v := l.mustMount(nil)
+				wantFiles(t, v, f, "at the next owner")
+				if (i+j)%3 != 0 {
+					f.put(t, v, "a", fill(l.rng, 4000), 3000*i)
+					f.put(t, v, string(rune('b'+j)), fill(l.rng, 9000), 100*i)
+				}
+				if i%2 == 0 {
+					mustClose(t, v)
+				} else {
+					mustCommit(t, v)
+					l.kill(v)
+				}
+			}
+		}
+		if d := f.diff(bucketFiles(t, a.bucket, 0)); d != "" {
+			t.Error(d)
+		}
+	})
+}
+
+// Owners that die before their first commit leave epochs that hold nothing.
+func TestVolume_Open_EpochsWithoutCommits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(nil)
+		f := files{}
+		f.put(t, v, "a", fill(l.rng, 20000), 0)
+		mustClose(t, v)
+		for i := range 8 {
+			m := l.machine(int64(10 + i))
+			v := m.mustMount(func(o *Options) { o.Takeover = true })
+			m.kill(v)
+		}
+		// An epoch whose owner died before it sealed anything.
+		lease, version, err := readLease(bg, l.bucket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lease.Epoch, lease.Nonce = lease.Epoch+3, "0000000000000001"
+		if _, err := l.bucket.Put(bg, metadata.LeaseKey, strings.NewReader(string(metadata.EncodeLease(lease))), int64(len(metadata.EncodeLease(lease))), conditionOf(version)); err != nil {
+			t.Fatal(err)
+		}
+		if d := f.diff(bucketFiles(t, l.bucket, 0)); d != "" {
+			t.Fatalf("a reader: %s", d)
+		}
+		v = l.mustMount(nil)
+		wantFiles(t, v, f, "after epochs without commits")
+		f.put(t, v, "a", []byte("more"), 77)
+		mustClose(t, v)
+		if d := f.diff(bucketFiles(t, l.bucket, 0)); d != "" {
+			t.Fatalf("a reader afterwards: %s", d)
+		}
+	})
+}
+
+// With StopOnLeaseLost an fsync waits while the lease can't be renewed.
+func TestVolume_Fsync_StopsOnLeaseLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(func(o *Options) { o.StopOnLeaseLost = true })
+		f := files{}
+		f.put(t, v, "a", []byte("x"), 0)
+		mustFsync(t, v)
+		time.Sleep(16 * time.Second)
+		done := make(chan error, 1)
+		go func() { done <- v.Fsync(bg, 1) }()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			t.Fatalf("fsync returned %v with a lease that ran out", err)
+		default:
+		}
+		if err := v.RenewLease(bg); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		mustClose(t, v)
+	})
+}
+
+// Clocks decide nothing: commit times never go back and leases run on the
+// monotonic clock.
+func TestVolume_Commit_WallClockJumps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		var jump time.Duration
+		now := func(o *Options) { o.Now = func() time.Time { return time.Now().Add(jump) } }
+		v := l.mustMount(now)
+		f := files{}
+		last := v.head.Time
+		for i, d := range []time.Duration{0, 5 * time.Hour, -9 * time.Hour, -10000 * time.Hour, time.Hour, 0} {
+			jump = d
+			f.put(t, v, "a", fill(l.rng, 500), 400*i)
+			mustCommit(t, v)
+			if v.head.Time < last {
+				t.Errorf("jump of %v: the commit's time went back by %v", d, time.Duration(last-v.head.Time))
+			}
+			last = v.head.Time
+			if err := v.RenewLease(bg); err != nil {
+				t.Errorf("jump of %v: %v", d, err)
+			}
+			b := l.machine(int64(100 + i))
+			start := time.Now()
+			_, err := b.mount(b.bucket, func(o *Options) { now(o); o.RequireReleased = true })
+			wantErr(t, err, ErrOwned)
+			if time.Since(start) != 0 {
+				t.Error("the contender waited")
+			}
+		}
+		l.kill(v)
+		jump = -time.Hour
+		b := l.machine(50)
+		start := time.Now()
+		vb := b.mustMount(now)
+		if d := time.Since(start); d < 15*time.Second || d > 17*time.Second {
+			t.Errorf("with a jumping clock the lease was waited for %v", d)
+		}
+		wantFiles(t, vb, f, "after the take-over")
+		mustClose(t, vb)
+	})
+}
