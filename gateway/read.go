@@ -84,7 +84,7 @@ type reader struct {
 	staged  bool
 	missing []missing
 	got     map[blockKey]fetched
-	retried map[blockKey]bool // blocks whose object was missing once
+	retried map[blockKey]*metadata.Slot // blocks of which something was missing, and in which state of the slot
 	spans   []span
 }
 
@@ -279,24 +279,24 @@ func (r *reader) fetchMissing(ctx context.Context) error {
 }
 
 // again decides whether a failed fetch is worth another look at the mapping:
-// once when something is missing, since a fold may have replaced it.
+// when something is missing and was not missing before in the same state, since
+// a fold may have replaced it and a collection deleted it.
 func (r *reader) again(list []missing, err error) error {
-	if !errors.Is(err, objstore.ErrNotExist) && !errors.Is(err, errBlockRetry) {
-		return err
-	}
 	if errors.Is(err, errBlockRetry) {
 		return nil
 	}
+	if !errors.Is(err, objstore.ErrNotExist) {
+		return err
+	}
 	if r.retried == nil {
-		r.retried = map[blockKey]bool{}
+		r.retried = map[blockKey]*metadata.Slot{}
 	}
 	for _, m := range list {
-		if r.retried[m.key] {
-			r.v.stat.damage.Add(1)
+		if last, ok := r.retried[m.key]; ok && last.Same(m.slot) {
 			r.v.log.Error("stored bytes are missing", "inode", r.nd.id, "error", err)
-			return fmt.Errorf("%w: %w", ErrDamaged, err)
+			return err
 		}
-		r.retried[m.key] = true
+		r.retried[m.key] = m.slot
 	}
 	return nil
 }
