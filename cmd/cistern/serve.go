@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -48,6 +49,8 @@ type mountProcess struct {
 
 // mountForeground serves the mount until it is unmounted.
 func (a *app) mountForeground(ctx context.Context, o *mountOptions) error {
+	// A mount outlives who reads its output.
+	signal.Ignore(syscall.SIGPIPE)
 	err := detach(o)
 	var out io.Writer = a.stderr
 	// A daemon's standard error is its log already.
@@ -241,12 +244,15 @@ func (m *mountProcess) unmountNow() {
 	}
 }
 
-// leaveRest ends the wait for the last commit.
+// leaveRest ends the wait for the last commit, after the moment that a healthy
+// store needs for it.
 func (m *mountProcess) leaveRest() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.noWait = true
-	m.hurry()
+	if !m.noWait {
+		m.noWait = true
+		time.AfterFunc(noWaitGrace, m.hurry)
+	}
 }
 
 // close closes the volume and says how that went.
@@ -278,8 +284,7 @@ func (m *mountProcess) shutdown(ctx context.Context, wait bool, emit func(umount
 		return err
 	}
 	if !wait {
-		t := time.AfterFunc(noWaitGrace, m.leaveRest)
-		defer t.Stop()
+		m.leaveRest()
 	}
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()

@@ -173,7 +173,8 @@ func (a *app) reader(ctx context.Context, arg string) (service, target, error) {
 	return &viewService{reading: reading{viewTree{v.View}}, v: v}, t, nil
 }
 
-// view is a gateway.View with the directory that its index is in.
+// view is a gateway.View with the temporary directory that its index is in;
+// empty: it is in memory.
 type view struct {
 	*gateway.View
 	dir string
@@ -182,6 +183,9 @@ type view struct {
 // close gives back what openView took.
 func (v *view) close() error {
 	err := v.View.Close()
+	if v.dir == "" {
+		return err
+	}
 	if rerr := os.RemoveAll(v.dir); err == nil && rerr != nil {
 		err = fmt.Errorf("remove the temporary index: %w", rerr)
 	}
@@ -198,23 +202,46 @@ func (a *app) openView(ctx context.Context, t target) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := gateway.ReadVolumeDoc(ctx, s, t.url.String()); err != nil {
+	sum, err := gateway.Summarize(ctx, s, t.url.String())
+	if err != nil {
 		return nil, err // before anything is made here
 	}
-	dir, err := os.MkdirTemp("", "cistern-index-")
+	kv, dir, err := viewKV(&sum.Head)
 	if err != nil {
-		return nil, fmt.Errorf("temporary index: %w", err)
-	}
-	fail := func(err error) (*view, error) { return nil, errors.Join(err, os.RemoveAll(dir)) }
-	kv, err := metadata.OpenBadgerKV(filepath.Join(dir, "index"), quietLogger())
-	if err != nil {
-		return fail(fmt.Errorf("temporary index in %s: %w", dir, err))
+		return nil, err
 	}
 	v, err := gateway.OpenView(ctx, gateway.ViewOptions{Store: s, URL: t.url.String(), KV: kv, Commit: n})
 	if err != nil {
-		return fail(errors.Join(err, kv.Close()))
+		err = errors.Join(err, kv.Close())
+		if dir != "" {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+		return nil, err
 	}
 	return &view{View: v, dir: dir}, nil
+}
+
+// A volume's index up to about this size is held in memory.
+const (
+	smallInodes = 10000
+	smallBytes  = 4 << 30
+)
+
+// viewKV makes a store for the index of a view: in memory, or in a temporary
+// directory, which it returns.
+func viewKV(head *gateway.CommitInfo) (metadata.KV, string, error) {
+	if head.Totals.Inodes <= smallInodes && head.Totals.UsedBytes <= smallBytes {
+		return metadata.NewMemKV(), "", nil
+	}
+	dir, err := os.MkdirTemp("", "cistern-index-")
+	if err != nil {
+		return nil, "", fmt.Errorf("temporary index: %w", err)
+	}
+	kv, err := metadata.OpenBadgerKV(filepath.Join(dir, "index"), quietLogger())
+	if err != nil {
+		return nil, "", errors.Join(fmt.Errorf("temporary index in %s: %w", dir, err), os.RemoveAll(dir))
+	}
+	return kv, dir, nil
 }
 
 // commitNumber reads a point; 0 is the present.

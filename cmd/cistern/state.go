@@ -143,6 +143,29 @@ func (a *app) findRecord(mountPoint string) (record, bool) {
 	return record{}, false
 }
 
+// records returns the records of mounts that may be a target's.
+func (a *app) records(t target) []record {
+	if t.mount != "" {
+		if r, ok := a.findRecord(t.mount); ok {
+			return []record{r}
+		}
+		return nil
+	}
+	var found []record
+	for _, dir := range a.runDirs() {
+		list, err := os.ReadDir(dir)
+		if err != nil {
+			continue // nobody has mounted anything there
+		}
+		for _, e := range list {
+			if r, ok := readRecord(filepath.Join(dir, e.Name())); ok && r.URL == t.url.String() {
+				found = append(found, r)
+			}
+		}
+	}
+	return found
+}
+
 func readRecord(path string) (record, bool) {
 	var r record
 	body, err := os.ReadFile(path)

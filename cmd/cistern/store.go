@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -120,5 +121,29 @@ func openStore(ctx context.Context, u objstore.URL, create bool, reg prometheus.
 	if err != nil {
 		return nil, err
 	}
-	return &store{Store: objstore.WithRetry(limited, objstore.RetryOptions{}), metered: metered}, nil
+	lanes := leaseLane{Store: limited, direct: metered}
+	return &store{Store: objstore.WithRetry(lanes, objstore.RetryOptions{}), metered: metered}, nil
+}
+
+// leaseLane lets the lease pass what waits for a free connection: a bulk load
+// must not cost the volume.
+type leaseLane struct {
+	objstore.Store
+	direct objstore.Store
+}
+
+// Get implements objstore.Store.
+func (l leaseLane) Get(ctx context.Context, key string, off, length int64) (io.ReadCloser, objstore.Info, error) {
+	if key == metadata.LeaseKey {
+		return l.direct.Get(ctx, key, off, length)
+	}
+	return l.Store.Get(ctx, key, off, length)
+}
+
+// Put implements objstore.Store.
+func (l leaseLane) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond objstore.Condition) (objstore.Version, error) {
+	if key == metadata.LeaseKey {
+		return l.direct.Put(ctx, key, body, size, cond)
+	}
+	return l.Store.Put(ctx, key, body, size, cond)
 }

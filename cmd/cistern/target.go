@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cisternfs/cistern/gateway"
@@ -143,12 +145,11 @@ type ping struct {
 // owner returns a client of the process of this machine that owns the volume,
 // or nil when none does.
 func (a *app) owner(ctx context.Context, t target) (*control.Client, error) {
-	if t.mount != "" {
-		if r, ok := a.findRecord(t.mount); ok {
-			c, err := pingSocket(ctx, string(r.Socket), t.url)
-			if c != nil || err != nil {
-				return c, err
-			}
+	// The registry first: it answers while the store is away.
+	for _, r := range a.records(t) {
+		c, err := pingSocket(ctx, string(r.Socket), t.url)
+		if c != nil || err != nil {
+			return c, err
 		}
 	}
 	s, err := openStore(ctx, t.url, false, nil)
@@ -169,25 +170,35 @@ func (a *app) owner(ctx context.Context, t target) (*control.Client, error) {
 	return pingSocket(ctx, filepath.Join(l.Owner.StateDir, socketName), t.url)
 }
 
+// Pauses between pings of a process that is just ending.
+const (
+	pingTries = 20
+	pingPause = 50 * time.Millisecond
+)
+
 // pingSocket returns a client of a socket at which the volume's owner answers,
 // or nil when nobody does.
 func pingSocket(ctx context.Context, socket string, u objstore.URL) (*control.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, pingWait)
 	defer cancel()
 	c := control.NewClient(socket)
-	var p ping
-	err := c.Call(ctx, "GET", "/v1/ping", nil, nil, &p)
-	switch {
-	case errors.Is(err, os.ErrPermission):
-		return nil, fmt.Errorf("the volume is mounted by another user: %w", err)
-	case errors.Is(err, control.ErrNoServer):
-		return nil, nil
-	case ctx.Err() != nil:
-		return nil, fmt.Errorf("the process that serves the volume does not answer at %s", socket)
-	case err != nil:
-		return nil, err
-	case p.URL != u.String():
-		return nil, nil // another volume's by now
+	for try := 1; ; try++ {
+		var p ping
+		err := c.Call(ctx, "GET", "/v1/ping", nil, nil, &p)
+		switch {
+		case err == nil && p.URL == u.String():
+			return c, nil
+		case err == nil:
+			return nil, nil // another volume's by now
+		case errors.Is(err, os.ErrPermission):
+			return nil, fmt.Errorf("the volume is mounted by another user: %w", err)
+		case errors.Is(err, control.ErrNoServer):
+			return nil, nil
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("the process that serves the volume does not answer at %s", socket)
+		case try == pingTries || !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, io.EOF):
+			return nil, err
+		}
+		time.Sleep(pingPause) // it was there and ended meanwhile: nobody is, soon
 	}
-	return c, nil
 }

@@ -104,8 +104,9 @@ func waitGone(ctx context.Context, pid int) {
 		if err != nil || syscall.Kill(pid, 0) != nil {
 			return
 		}
-		// pid (name) state …; a zombie has let go of everything.
-		if i := strings.LastIndexByte(string(stat), ')'); i > 0 && strings.HasPrefix(string(stat[i:]), ") Z") {
+		// pid (name) state …; a zombie whose last thread ended has let go of everything.
+		threads, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
+		if i := strings.LastIndexByte(string(stat), ')'); err == nil && len(threads) == 1 && i > 0 && strings.HasPrefix(string(stat[i:]), ") Z") {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
