@@ -33,7 +33,7 @@ type lab struct {
 func newLab(t *testing.T, seed int64, objectSize int64) *lab {
 	l := &lab{t: t, bucket: mem.NewRecording(), disk: vfs.NewMem(), kv: metadata.NewMemKV(), rng: rand.New(rand.NewPCG(uint64(seed), 7)), diskRng: oldrand.New(oldrand.NewSource(seed)), dir: "/state"}
 	l.opt = Options{
-		URL: "mem://lab", Manual: true, CacheBytes: 8 << 20, JournalBytes: 8 << 20, JournalFileBytes: 1 << 20,
+		URL: "mem://lab", Manual: true, CacheBytes: 8 << 20, JournalBytes: 8 << 20, JournalFileBytes: 2 << 20,
 		ReferenceBytes: 3000, Rand: l, LeaseDuration: 15 * time.Second,
 		Owner: metadata.Owner{Host: "lab", PID: 1, StateDir: l.dir},
 	}

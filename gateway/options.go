@@ -69,7 +69,7 @@ type Options struct {
 	CommitInterval   time.Duration // default 1 s
 	CacheBytes       int64         // default 2 GiB
 	JournalBytes     int64         // default 1 GiB
-	JournalFileBytes int64         // default 1/32 of JournalBytes, 1 to 32 MiB
+	JournalFileBytes int64         // default 1/32 of JournalBytes, 2 to 32 MiB; less than 2 MiB counts as 2 MiB
 	MemoryBytes      int64         // of uncommitted metadata, default 96 MiB
 	UploadBytes      int64         // of buffers being uploaded, default 96 MiB
 	Uploads          int           // parallel uploads of a commit, default 8
@@ -107,6 +107,7 @@ const (
 	manifestCommits = 1000      // commits after which a manifest is written
 	manifestBytes   = 64 << 20  // or bytes of commit documents
 	maxDocument     = 256 << 20 // bytes of any JSON document
+	minJournalFile  = 2 << 20   // an operation never spans files, and a write has up to 1 MiB
 )
 
 func (o *Options) setDefaults() {
@@ -125,7 +126,8 @@ func (o *Options) setDefaults() {
 	defD(&o.LeaseDuration, 15*time.Second)
 	def(&o.CacheBytes, 2<<30)
 	def(&o.JournalBytes, 1<<30)
-	def(&o.JournalFileBytes, min(max(o.JournalBytes/32, 1<<20), 32<<20))
+	def(&o.JournalFileBytes, min(o.JournalBytes/32, 32<<20))
+	o.JournalFileBytes = max(o.JournalFileBytes/4096*4096, minJournalFile)
 	def(&o.MemoryBytes, 96<<20)
 	def(&o.UploadBytes, 96<<20)
 	if o.ReferenceBytes == 0 {

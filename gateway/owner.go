@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,7 +22,10 @@ type ownerFile struct {
 	Reigns  []string `json:"reigns"`  // ids whose journal is not redone yet, the current one last
 	// Aside: the journal is another reign's past and moves out of the way, which
 	// a mount that ended early may have done already.
-	Aside bool `json:"aside,omitempty"`
+	Aside bool   `json:"aside,omitempty"`
+	Sum   string `json:"crc32c"` // of the document with eight zeros here
+
+	found bool // there was a file
 
 	fs   vfs.FS
 	path string
@@ -31,6 +35,7 @@ const (
 	ownerFormat   = 1
 	maxReigns     = 1000
 	ownerFileName = "owner.json"
+	ownerNoSum    = "00000000"
 )
 
 // loadOwner reads a state directory's owner.json; a missing one gives an empty
@@ -44,22 +49,44 @@ func loadOwner(f vfs.FS, dir string) (*ownerFile, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", o.path, err)
 	}
+	o.found = true
 	if err := json.Unmarshal(body, o); err != nil {
-		return nil, fmt.Errorf("%w: %s does not parse (%v): move the state directory away to mount from the bucket alone, and keep it, since its journal may hold what the bucket has not", ErrDamaged, o.path, err)
+		return nil, ownerDamaged(o.path, err)
 	}
 	if o.Format > ownerFormat {
 		return nil, fmt.Errorf("%w: %s has format %d", ErrNewerFormat, o.path, o.Format)
 	}
+	sum := o.Sum
+	if again, err := o.encode(); err != nil || o.Sum != sum || !bytes.Equal(again, body) {
+		return nil, ownerDamaged(o.path, errors.New("its checksum does not match"))
+	}
 	return o, nil
+}
+
+func ownerDamaged(path string, why error) error {
+	return fmt.Errorf("%w: %s can't be read (%w): move the state directory away to mount from the bucket alone, and keep it, since its journal may hold what the bucket has not", ErrDamaged, path, why)
+}
+
+// encode returns the document with its checksum, which it also puts into o.
+func (o *ownerFile) encode() ([]byte, error) {
+	o.Sum = ownerNoSum
+	body, err := json.Marshal(o)
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", o.path, err)
+	}
+	o.Sum = fmt.Sprintf("%08x", checksum(body))
+	at := bytes.LastIndex(body, []byte(ownerNoSum))
+	copy(body[at:], o.Sum)
+	return append(body, '\n'), nil
 }
 
 // save makes the file durable: whole, or as it was.
 func (o *ownerFile) save() error {
-	body, err := json.Marshal(o)
+	body, err := o.encode()
 	if err != nil {
-		return fmt.Errorf("encode %s: %w", o.path, err)
+		return err
 	}
-	return writeFile(o.fs, o.path, append(body, '\n'))
+	return writeFile(o.fs, o.path, body)
 }
 
 func (o *ownerFile) has(reign string) bool { return slices.Contains(o.Reigns, reign) }

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 
 	"github.com/cisternfs/cistern/cache"
@@ -127,6 +128,9 @@ func (v *Volume) reign() error {
 	if o.Volume != "" && o.Volume != v.doc.ID {
 		return fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state", v.opt.StateDir, o.Volume, v.opt.URL, v.doc.ID)
 	}
+	if err := v.unowned(o); err != nil {
+		return err
+	}
 	id, err := v.randomHex(16)
 	if err != nil {
 		return err
@@ -140,6 +144,27 @@ func (v *Volume) reign() error {
 	return o.save()
 }
 
+// unowned looks for a journal beside a missing owner.json: the file is durable
+// before there is a journal, so it was lost, and with it whose the journal is.
+func (v *Volume) unowned(o *ownerFile) error {
+	if o.found {
+		return nil
+	}
+	dir := filepath.Join(v.opt.StateDir, "journal")
+	list, err := v.fs.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(list) == 0 {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", dir, err)
+	}
+	if !v.opt.AcceptLostJournal {
+		return fmt.Errorf("%w: %s is there and %s is not, which says whose it is: bring it back, or mount with --accept-lost-journal to set the journal aside", ErrLostJournal, dir, o.path)
+	}
+	o.Aside = true
+	return nil
+}
+
 // takeHead sets what follows from the index's head. The layers are empty.
 func (v *Volume) takeHead(h metadata.Head) {
 	v.head = h
@@ -150,12 +175,12 @@ func (v *Volume) takeHead(h metadata.Head) {
 // openJournal opens the journal and redoes it if it is this owner's to redo.
 func (v *Volume) openJournal(ctx context.Context, epoch uint64, hint metadata.CommitID) error {
 	dir := filepath.Join(v.opt.StateDir, "journal")
+	if v.owner.Aside {
+		return v.replaceJournal(dir, epoch)
+	}
 	known := v.owner.Journal
 	if known == "" {
 		return v.freshJournal(dir, epoch)
-	}
-	if v.owner.Aside {
-		return v.replaceJournal(dir, epoch)
 	}
 	id, err := hex.DecodeString(known)
 	if err != nil || len(id) != 16 {
@@ -185,10 +210,22 @@ func journalError(err error) error {
 
 func (v *Volume) journalOptions(id [16]byte, create bool) journal.Options {
 	return journal.Options{
-		Create: create, FileSize: v.opt.JournalFileBytes, MaxBytes: v.opt.JournalBytes, Identity: id,
+		Create: create, FileSize: v.opt.JournalFileBytes, MaxBytes: v.journalLimit(), Identity: id,
 		BeforeSync: v.syncReferences, Expand: v.expandReference, Verify: v.verifyRecord,
 		Rand: v.opt.Rand, Logger: v.log,
 	}
+}
+
+// journalLimit is the journal's limit in bytes for this mount. Every mount
+// begins a file, and one that ends before its first commit leaves it: however
+// many did, there is room to begin another.
+func (v *Volume) journalLimit() int64 {
+	const spare = 3
+	list, err := v.fs.ReadDir(filepath.Join(v.opt.StateDir, "journal"))
+	if err != nil {
+		return v.opt.JournalBytes // opening the journal meets it, too
+	}
+	return max(v.opt.JournalBytes, int64(len(list)+spare)*v.opt.JournalFileBytes)
 }
 
 // freshJournal starts an empty journal under a new identity, which owner.json

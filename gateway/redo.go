@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"time"
 
+	"github.com/cisternfs/cistern/internal/extent"
 	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/metadata"
 )
@@ -29,13 +31,11 @@ func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, hint met
 	v.replaying = true
 	defer func() { v.replaying = false }()
 	info, err := v.journal.Replay(journal.LSN(v.head.LastLSN), journal.LSN(v.head.LastLSN), v.redo)
+	if info.GapFirst != 0 { // and what comes after it need not fit
+		return v.redoGap(dir, epoch, info)
+	}
 	if err != nil {
 		return journalError(err)
-	}
-	if info.GapFirst != 0 {
-		if !v.opt.AcceptLostJournal {
-			return fmt.Errorf("%w: records %d to %d are missing between commit %s and the journal in %s; mount with --accept-lost-journal to go on from the commit", ErrLostJournal, info.GapFirst, info.GapLast, v.head.CommitID, dir)
-		}
 	}
 	if info.Torn {
 		v.log.Info("journal ended in a torn tail, which was never acknowledged as durable", "reason", info.TornReason, "bytes", info.TornBytes)
@@ -51,6 +51,35 @@ func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, hint met
 	}
 	v.log.Info("journal redone", "first", v.active.first, "last", v.active.last)
 	return nil
+}
+
+// redoGap answers a journal whose first records are missing: what follows them
+// has nothing to be applied to.
+func (v *Volume) redoGap(dir string, epoch uint64, info journal.ReplayInfo) error {
+	if !v.opt.AcceptLostJournal {
+		return fmt.Errorf("%w: records %d to %d are missing between commit %s and the journal in %s; mount with --accept-lost-journal to go on from the commit", ErrLostJournal, info.GapFirst, info.GapLast, v.head.CommitID, dir)
+	}
+	v.log.Warn("journal has a gap and that was accepted", "directory", dir, "first", info.GapFirst, "last", info.GapLast)
+	for ino, m := range v.refs {
+		f := v.cache.Get(uint64(ino))
+		m.Visit(0, wholeFile, func(_, _ int64, r refValue) bool {
+			f.Unpin(r.off, r.len)
+			return true
+		})
+		f.Release()
+	}
+	v.mu.Lock()
+	v.active, v.refs, v.refBytes = newLayer(), map[InodeID]*extent.Map[refValue]{}, 0
+	v.takeHead(v.index.Head())
+	v.mu.Unlock()
+	v.unsynced.take()
+	v.commit.mu.Lock()
+	v.commit.since = time.Time{}
+	v.commit.mu.Unlock()
+	if err := v.journal.Close(); err != nil {
+		v.log.Warn("closing a journal that is set aside", "error", err)
+	}
+	return v.replaceJournal(dir, epoch)
 }
 
 // sealedByUs says whether every epoch from the journal's to the one before
