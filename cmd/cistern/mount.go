@@ -297,12 +297,10 @@ func checkMountPoint(dir string, nonEmpty bool) error {
 
 // engineOptions are the options for the engine.
 func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options {
-	const page = 4096
-	file := min(max(o.journal.Bytes/32, 1<<20), 32<<20) / page * page
 	return gateway.Options{
 		Store: s, URL: o.t.url.String(), FS: vfs.OS(), StateDir: o.state, OpenKV: openKV(log),
 		Durability: o.durability.Durability, CommitInterval: o.interval.d, CacheBytes: o.cache.Bytes,
-		JournalBytes: o.journal.Bytes, JournalFileBytes: file, LimitENOSPC: o.limit.value == "enospc",
+		JournalBytes: o.journal.Bytes, LimitENOSPC: o.limit.value == "enospc",
 		Takeover: o.takeover, AcceptLostJournal: o.lostJournal, StopOnLeaseLost: o.leaseLost.value == "stop",
 		Owner: gateway.HostOwner(o.state), Logger: log,
 	}

@@ -64,11 +64,12 @@ the mount stays.`,
 			return nil
 		})
 		bar.Done(err == nil)
+		// It stays while programs use it; otherwise what it used is free from here on.
+		if _, stays, merr := findMount(m.dir); found && merr == nil && !stays {
+			waitGone(ctx, r.PID)
+		}
 		if err != nil {
 			return err
-		}
-		if found {
-			waitGone(ctx, r.PID)
 		}
 		if last.Left != "" {
 			return a.say("%s is unmounted; left in the journal: %s", m.dir, last.Left)
