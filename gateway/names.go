@@ -133,13 +133,15 @@ func (v *Volume) ListXattr(ctx context.Context, ino InodeID) ([]string, error) {
 }
 
 // SetXattr sets an extended attribute; flags are XATTR_CREATE and XATTR_REPLACE.
+// ErrXattrBig: the value is longer than 64 KiB, or the inode's names come to
+// more than 64 KiB or names and values to more than 128 KiB.
 func (v *Volume) SetXattr(ctx context.Context, ino InodeID, name string, value []byte, flags uint32) error {
 	switch {
 	case name == "":
 		return ErrInvalid
 	case len(name) > MaxNameLen:
 		return ErrNameTooLong
-	case len(value) > maxXattrs:
+	case len(value) > maxXattrValue:
 		return ErrXattrBig
 	case flags&^(xattrCreate|xattrReplace) != 0 || flags == xattrCreate|xattrReplace:
 		return ErrInvalid

@@ -590,11 +590,19 @@ func (o *xattrOp) codec(c *codec) {
 	c.i64(&o.time)
 }
 
-// Flags of SetXattr, and the bound on one inode's attributes in bytes.
+// Flags of SetXattr.
 const (
 	xattrCreate  = 1
 	xattrReplace = 2
-	maxXattrs    = 64 << 10
+)
+
+// Bounds in bytes. The first two are the kernel's own: a longer value can't be
+// set, and longer names could never be listed. The third leaves room for what
+// else metadata.MaxInodeBytes counts.
+const (
+	maxXattrValue = 64 << 10
+	maxXattrNames = 64 << 10  // of one inode, each with a NUL
+	maxXattrs     = 128 << 10 // names and values of one inode
 )
 
 func (o *xattrOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
@@ -604,9 +612,10 @@ func (o *xattrOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
 	}
 	i := sort.Search(len(n.Xattrs), func(i int) bool { return n.Xattrs[i].Name >= o.name })
 	found := i < len(n.Xattrs) && n.Xattrs[i].Name == o.name
-	total := len(o.name) + len(o.value)
+	names, total := len(o.name)+1, len(o.name)+len(o.value)
 	for _, x := range n.Xattrs {
 		if x.Name != o.name {
+			names += len(x.Name) + 1
 			total += len(x.Name) + len(x.Value)
 		}
 	}
@@ -615,7 +624,7 @@ func (o *xattrOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
 		return nil, ErrNoXattr
 	case !o.remove && o.flags&xattrCreate != 0 && found:
 		return nil, ErrExist
-	case !o.remove && total > maxXattrs:
+	case !o.remove && (names > maxXattrNames || total > maxXattrs):
 		return nil, ErrXattrBig
 	}
 	return func(journal.LSN, journal.Loc) {
