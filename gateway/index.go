@@ -91,7 +91,7 @@ func catchUp(ctx context.Context, s objstore.Store, ix *metadata.Index, head *en
 			return err
 		}
 		if e == nil {
-			return fmt.Errorf("%w: commit %s was collected", errOffPath, at)
+			return fmt.Errorf("%w: there is no %s", errOffPath, metadata.CommitKey(at))
 		}
 		if e.commit != nil {
 			err := ix.Apply(e.commit, e.hash, nil)

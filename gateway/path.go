@@ -56,8 +56,9 @@ func (e *entry) next() metadata.CommitID {
 	return metadata.CommitID{Epoch: e.id.Epoch, N: e.id.N + 1}
 }
 
-// lastOf returns the last number that an epoch uses at or after from, by
-// listing; zero when it uses none.
+// lastOf returns the last number that an epoch uses, by listing; zero when it
+// uses none. from is a commit that was the last once: when it is of this epoch,
+// it or something after it is there, or the bucket is damaged.
 func (r pathReader) lastOf(ctx context.Context, epoch uint64, from metadata.CommitID) (metadata.CommitID, error) {
 	after := ""
 	if from.Epoch == epoch {
@@ -76,6 +77,9 @@ func (r pathReader) lastOf(ctx context.Context, epoch uint64, from metadata.Comm
 	})
 	if err != nil {
 		return last, storeError("list "+prefix, err)
+	}
+	if last.N == 0 && from.Epoch == epoch && from.N != 0 {
+		return last, fmt.Errorf("%w: %s is missing, which was the last commit once, and nothing follows it: the bucket lost commits", ErrDamaged, metadata.CommitKey(from))
 	}
 	return last, nil
 }
