@@ -22,7 +22,9 @@ type place struct {
 	stdin string
 }
 
+// newPlace lets the test run beside others.
 func newPlace(t *testing.T) *place {
+	t.Parallel()
 	return &place{t: t, dir: testenv.TempDir(t), env: map[string]string{}}
 }
 
