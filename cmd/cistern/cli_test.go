@@ -20,6 +20,7 @@ type place struct {
 	dir   string
 	env   map[string]string
 	stdin string
+	built string // the program, once it was needed
 }
 
 // newPlace lets the test run beside others.
@@ -75,7 +76,10 @@ func checkFailure(t *testing.T, args []string, status int, want string, got int,
 // binary runs a command line with the built program.
 func (p *place) binary(args ...string) (status int, out, errs string) {
 	p.t.Helper()
-	c := exec.Command(testenv.Cistern(p.t), args...)
+	if p.built == "" {
+		p.built = testenv.Cistern(p.t)
+	}
+	c := exec.Command(p.built, args...)
 	var stdout, stderr bytes.Buffer
 	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(p.stdin), &stdout, &stderr
 	p.stdin = ""
