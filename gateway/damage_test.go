@@ -247,8 +247,8 @@ func TestVolume_CopyRange_SourceObjectMissing(t *testing.T) {
 		l := newLab(t, 1, 8192)
 		v := l.mustMount(nil)
 		f := files{}
-		f.put(t, v, "src", fill(l.rng, 8192), 0)
-		f.put(t, v, "dst", fill(l.rng, 3000), 0)
+		f.put(t, v, "src", l.noise(8192), 0)
+		f.put(t, v, "dst", l.noise(3000), 0)
 		mustCommit(t, v)
 		v.cache.Evict(1 << 30)
 		for _, key := range bucketKeys(t, l.bucket) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	oldrand "math/rand"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -28,10 +29,21 @@ type lab struct {
 	dir     string
 	opt     Options // what every mount gets
 	mu      sync.Mutex
+	alive   *[]*Volume // of this machine and its forks
+}
+
+// reap ends what a failed test left, so that nothing of it outlives the bubble.
+func (l *lab) reap() {
+	for _, v := range *l.alive {
+		if !v.closed.Load() {
+			_ = v.Abandon() // the test has failed already
+		}
+	}
 }
 
 func newLab(t *testing.T, seed int64, objectSize int64) *lab {
-	l := &lab{t: t, bucket: mem.NewRecording(), disk: vfs.NewMem(), kv: metadata.NewMemKV(), rng: rand.New(rand.NewPCG(uint64(seed), 7)), diskRng: oldrand.New(oldrand.NewSource(seed)), dir: "/state"}
+	l := &lab{t: t, alive: new([]*Volume), bucket: mem.NewRecording(), disk: vfs.NewMem(), kv: metadata.NewMemKV(), rng: rand.New(rand.NewPCG(uint64(seed), 7)), diskRng: oldrand.New(oldrand.NewSource(seed)), dir: "/state"}
+	t.Cleanup(l.reap)
 	l.opt = Options{
 		URL: "mem://lab", Manual: true, CacheBytes: 8 << 20, JournalBytes: 8 << 20, JournalFileBytes: 2 << 20,
 		ReferenceBytes: 3000, Rand: l, LeaseDuration: 15 * time.Second,
@@ -72,7 +84,11 @@ func (l *lab) mount(s objstore.Store, change func(*Options)) (*Volume, error) {
 	if change != nil {
 		change(&o)
 	}
-	return Open(context.Background(), o)
+	v, err := Open(context.Background(), o)
+	if err == nil {
+		*l.alive = append(slices.DeleteFunc(*l.alive, func(v *Volume) bool { return v.closed.Load() }), v)
+	}
+	return v, err
 }
 
 // mountedKV is the index's store as one mount sees it: it outlives the mount,

@@ -44,7 +44,7 @@ func TestVolume_Open_OwnLeaseAtOnce(t *testing.T) {
 				t.Fatalf("the owner waited %v for its own lease", d)
 			}
 			wantFiles(t, v, f, "after a kill")
-			f.put(t, v, "b", fill(l.rng, 5000), 7)
+			f.put(t, v, "b", l.noise(5000), 7)
 		}
 		mustClose(t, v)
 	})
@@ -100,8 +100,8 @@ func TestVolume_Open_TakeoverFencesTheOldWriter(t *testing.T) {
 		a := newLab(t, 1, 8192)
 		va := a.mustMount(nil)
 		f := files{}
-		f.put(t, va, "a", fill(a.rng, 30000), 0)
-		f.put(t, va, "b", fill(a.rng, 3000), 0)
+		f.put(t, va, "a", a.noise(30000), 0)
+		f.put(t, va, "b", a.noise(3000), 0)
 		mustCommit(t, va)
 		h := openPath(t, va, "a")
 		pwrite(t, h, []byte("never committed"), 5)
@@ -110,7 +110,7 @@ func TestVolume_Open_TakeoverFencesTheOldWriter(t *testing.T) {
 		b := a.machine(2)
 		vb := b.mustMount(func(o *Options) { o.Takeover = true })
 		wantFiles(t, vb, f, "at the new owner")
-		f.put(t, vb, "a", fill(b.rng, 40000), 100)
+		f.put(t, vb, "a", b.noise(40000), 100)
 		f.drop(t, vb, "b")
 		mustCommit(t, vb)
 		if _, err := vb.Collect(bg, false); err != nil {
@@ -182,7 +182,7 @@ func TestVolume_Open_TakeoverKeepsBucketModeFsyncs(t *testing.T) {
 		va := a.mustMount(bucket)
 		f := files{}
 		for i := range 10 {
-			f.put(t, va, "a", fill(a.rng, 900), 800*i)
+			f.put(t, va, "a", a.noise(900), 800*i)
 			mustFsync(t, va)
 		}
 		b := a.machine(2)
@@ -210,8 +210,8 @@ func TestVolume_Open_BackAndForth(t *testing.T) {
 				v := l.mustMount(nil)
 				wantFiles(t, v, f, "at the next owner")
 				if (i+j)%3 != 0 {
-					f.put(t, v, "a", fill(l.rng, 4000), 3000*i)
-					f.put(t, v, string(rune('b'+j)), fill(l.rng, 9000), 100*i)
+					f.put(t, v, "a", l.noise(4000), 3000*i)
+					f.put(t, v, string(rune('b'+j)), l.noise(9000), 100*i)
 				}
 				if i%2 == 0 {
 					mustClose(t, v)
@@ -233,7 +233,7 @@ func TestVolume_Open_EpochsWithoutCommits(t *testing.T) {
 		l := newLab(t, 1, 8192)
 		v := l.mustMount(nil)
 		f := files{}
-		f.put(t, v, "a", fill(l.rng, 20000), 0)
+		f.put(t, v, "a", l.noise(20000), 0)
 		mustClose(t, v)
 		for i := range 8 {
 			m := l.machine(int64(10 + i))
@@ -301,7 +301,7 @@ func TestVolume_Commit_WallClockJumps(t *testing.T) {
 		last := v.head.Time
 		for i, d := range []time.Duration{0, 5 * time.Hour, -9 * time.Hour, -10000 * time.Hour, time.Hour, 0} {
 			jump = d
-			f.put(t, v, "a", fill(l.rng, 500), 400*i)
+			f.put(t, v, "a", l.noise(500), 400*i)
 			mustCommit(t, v)
 			if v.head.Time < last {
 				t.Errorf("jump of %v: the commit's time went back by %v", d, time.Duration(last-v.head.Time))

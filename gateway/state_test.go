@@ -163,7 +163,7 @@ func TestVolume_Open_IndexBehind(t *testing.T) {
 		f := files{}
 		var old []*metadata.MemKV
 		for i := range 8 {
-			f.put(t, v, "a", fill(l.rng, 6000), 5000*i)
+			f.put(t, v, "a", l.noise(6000), 5000*i)
 			mustCommit(t, v)
 			old = append(old, copyKV(t, l.kv))
 			if i == 4 {
@@ -173,12 +173,12 @@ func TestVolume_Open_IndexBehind(t *testing.T) {
 			}
 		}
 		f.drop(t, v, "a")
-		f.put(t, v, "b", fill(l.rng, 100), 0)
+		f.put(t, v, "b", l.noise(100), 0)
 		mustCommit(t, v)
 		if c, err := v.Collect(bg, false); err != nil || c.Things == 0 {
 			t.Fatalf("collected %d, %v", c.Things, err)
 		}
-		f.put(t, v, "c", fill(l.rng, 100), 0)
+		f.put(t, v, "c", l.noise(100), 0)
 		mustFsync(t, v)
 		l.kill(v)
 		for i, kv := range old {
@@ -198,15 +198,15 @@ func TestVolume_Open_BucketRolledBack(t *testing.T) {
 		l.opt.ReferenceBytes = 1 << 30
 		v := l.mustMount(nil)
 		f := files{}
-		f.put(t, v, "a", fill(l.rng, 5000), 0)
+		f.put(t, v, "a", l.noise(5000), 0)
 		mustCommit(t, v)
 		then, past := l.bucket.Len(), maps.Clone(f)
 		for i := range 3 {
-			f.put(t, v, "a", fill(l.rng, 5000), 4000*i)
-			f.put(t, v, "b", fill(l.rng, 1100000), 0) // more than a journal file
+			f.put(t, v, "a", l.noise(5000), 4000*i)
+			f.put(t, v, "b", l.noise(1100000), 0) // more than a journal file
 			mustCommit(t, v)
 		}
-		f.put(t, v, "c", fill(l.rng, 50), 0)
+		f.put(t, v, "c", l.noise(50), 0)
 		mustFsync(t, v)
 		l.kill(v)
 
@@ -465,7 +465,7 @@ func TestVolume_Open_JournalDamagedInTheMiddle(t *testing.T) {
 		v := l.mustMount(nil)
 		f := files{}
 		for i := range 10 {
-			f.put(t, v, "a", fill(l.rng, 1000), 900*i)
+			f.put(t, v, "a", l.noise(1000), 900*i)
 			mustFsync(t, v)
 		}
 		l.kill(v)
@@ -494,11 +494,11 @@ func TestVolume_Open_JournalTornTail(t *testing.T) {
 		l := newLab(t, 5, 8192)
 		v := l.mustMount(nil)
 		f := files{}
-		f.put(t, v, "a", fill(l.rng, 500), 0)
+		f.put(t, v, "a", l.noise(500), 0)
 		mustCommit(t, v)
 		states := []files{maps.Clone(f)}
 		for i := range 6 {
-			f.put(t, v, "a", fill(l.rng, 300), 250*i)
+			f.put(t, v, "a", l.noise(300), 250*i)
 			states = append(states, maps.Clone(f))
 		}
 		end := int(v.journal.Stats().LiveBytes)
@@ -575,7 +575,7 @@ func TestVolume_Open_ManyMountsWithoutACommit(t *testing.T) {
 		for i := range 12 {
 			v := l.mustMount(nil)
 			wantFiles(t, v, f, "after a kill")
-			f.put(t, v, "a", fill(l.rng, 500), 400*i)
+			f.put(t, v, "a", l.noise(500), 400*i)
 			mustFsync(t, v)
 			if i == 11 {
 				mustClose(t, v)
@@ -597,7 +597,7 @@ func TestHandle_Write_LongestInSmallestJournal(t *testing.T) {
 		v := l.mustMount(func(o *Options) { o.Manual = false })
 		f := files{}
 		for i := range 6 {
-			f.put(t, v, "a", fill(l.rng, maxWrite), i*maxWrite)
+			f.put(t, v, "a", l.noise(maxWrite), i*maxWrite)
 		}
 		wantFiles(t, v, f, "after long writes")
 		mustClose(t, v)

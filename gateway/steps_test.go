@@ -156,7 +156,7 @@ func (l *lab) fork(t *testing.T, mode vfs.CrashMode, seed int64) *lab {
 	rng := oldrand.New(oldrand.NewSource(seed))
 	c := &lab{
 		t: t, bucket: l.bucket.Snapshot(), disk: l.disk.Crash(rng, mode), kv: kv,
-		rng: rand.New(rand.NewPCG(uint64(seed), 5)), diskRng: rng, dir: l.dir, opt: l.opt,
+		rng: rand.New(rand.NewPCG(uint64(seed), 5)), diskRng: rng, alive: l.alive, dir: l.dir, opt: l.opt,
 	}
 	c.opt.Rand = c
 	return c
@@ -276,3 +276,10 @@ func (l *lab) walk(t *testing.T, early bool, step func(v *Volume) error, check f
 func soon() (context.Context, context.CancelFunc) { return context.WithTimeout(bg, time.Minute) }
 
 func conditionOf(v objstore.Version) objstore.Condition { return objstore.Condition{IfVersion: v} }
+
+// noise returns random bytes, also while the engine draws some.
+func (l *lab) noise(n int) []byte {
+	p := make([]byte, n)
+	_, _ = l.Read(p) // never fails
+	return p
+}
