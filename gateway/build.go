@@ -26,6 +26,7 @@ type builder struct {
 	live    map[string]int64         // change of a segment's live bytes
 	newSegs map[string]int           // index into c.Segments
 	folds   map[slotKey]*folded
+	packs   map[string]bool // segments of the folds
 	unused  []string // keys of uploads that this commit does not name
 
 	group sync.WaitGroup
@@ -48,7 +49,7 @@ func (v *Volume) build(ctx context.Context, l *layer, totals metadata.Totals) (*
 	b := &builder{
 		v: v, ctx: ctx, l: l, stop: cancel,
 		refs: map[string]int{}, bases: map[string]metadata.Base{}, live: map[string]int64{},
-		newSegs: map[string]int{}, folds: map[slotKey]*folded{},
+		newSegs: map[string]int{}, folds: map[slotKey]*folded{}, packs: map[string]bool{},
 		c: &metadata.Commit{
 			CommitID: v.commit.next, Prev: v.head.Hash, FirstLSN: uint64(l.first), LastLSN: max(uint64(l.last), v.head.LastLSN),
 			Time: max(v.clock(), v.head.Time), Writer: v.opt.Owner.Host, Reign: v.owner.current(),
@@ -75,7 +76,12 @@ func (v *Volume) build(ctx context.Context, l *layer, totals metadata.Totals) (*
 
 func (b *builder) run(adds *additions) error {
 	for _, f := range adds.folds {
-		b.folds[slotKey{f.ino, f.slot}] = f
+		k := slotKey{f.ino, f.slot}
+		b.discardFold(k) // an earlier one of the same slot
+		b.folds[k] = f
+		if f.pack != nil {
+			b.packs[f.pack.key] = true
+		}
 	}
 	if err := b.inodes(); err != nil {
 		return err
@@ -267,6 +273,9 @@ func (b *builder) slot(n *Inode, no uint32, pieces []span) error {
 		return fmt.Errorf("slot %d of inode %d: %w", no, n.ID, err)
 	}
 	start := int64(no) * b.v.objectSize
+	if hasShare(pieces) {
+		return b.sharedSlot(n, no, old, pieces)
+	}
 	whole := min(b.v.objectSize, max(n.Size, n.Staged)-start)
 	if contiguous(pieces, start, start+whole) && (whole == b.v.objectSize || whole >= minOwnObject) {
 		return b.wholeSlot(n, no, old, pieces, whole)
@@ -304,6 +313,48 @@ func (b *builder) emptied(start int64, old *metadata.Slot, zeros []span) bool {
 	}
 	after := old.With(metadata.SlotChange{Add: add})
 	return after == nil || after.Coverage(0, after.End()) == 0
+}
+
+func hasShare(pieces []span) bool {
+	for _, s := range pieces {
+		if s.piece.kind == pieceShare {
+			return true
+		}
+	}
+	return false
+}
+
+// sharedSlot makes a slot start anew from an object of another one, under what
+// was written over it since. A slot has one object: pieces of a second one are
+// under the first's (it was shared over), or over it with nothing of it left.
+func (b *builder) sharedSlot(n *Inode, no uint32, old *metadata.Slot, pieces []span) error {
+	b.discardFold(slotKey{n.ID, no})
+	start := int64(no) * b.v.objectSize
+	var base *metadata.Base
+	var rest []span
+	for _, s := range pieces {
+		if s.piece.kind != pieceShare {
+			rest = append(rest, s)
+		} else if base == nil || base.Ref == s.piece.base.Ref {
+			base = s.piece.base
+		} else {
+			panic("gateway: a slot refers to two shared objects")
+		}
+	}
+	b.dropSlot(old)
+	b.refs[base.Key]++
+	ch := metadata.SlotChange{Inode: n.ID, Slot: no, Base: base}
+	if old != nil && len(old.Patches) > 0 {
+		ch.DropThrough = b.c.N - 1
+	}
+	// What the old slot had and the share did not cover is behind the object's
+	// end and was not live, or is in the pieces.
+	var err error
+	if ch.Add, err = b.patches(n.ID, start, &metadata.Slot{Base: base}, rest); err != nil {
+		return err
+	}
+	b.c.Slots = append(b.c.Slots, ch)
+	return nil
 }
 
 func hasData(pieces []span) bool {
@@ -520,11 +571,14 @@ func (b *builder) account() error {
 		if b.refs[key] == 0 {
 			continue
 		}
-		was, err := b.v.index.RefCount(key)
+		was, dead, err := b.references(key)
 		if err != nil {
-			return fmt.Errorf("references to %s: %w", key, err)
+			return err
 		}
 		now := int(was) + b.refs[key]
+		if dead && now > 0 {
+			b.c.Undead = append(b.c.Undead, key)
+		}
 		if now < 0 {
 			return fmt.Errorf("%w: object %s has %d references", ErrDamaged, key, now)
 		}
@@ -558,6 +612,20 @@ func (b *builder) account() error {
 		b.c.Live = append(b.c.Live, s)
 	}
 	return nil
+}
+
+// references returns how many references an object has, and whether it died.
+func (b *builder) references(key string) (n uint32, dead bool, err error) {
+	if _, err = b.v.index.Dead(key); err == nil {
+		return 0, true, nil
+	}
+	if !errors.Is(err, metadata.ErrNotExist) {
+		return 0, false, fmt.Errorf("dead thing %s: %w", key, err)
+	}
+	if n, err = b.v.index.RefCount(key); err != nil {
+		return 0, false, fmt.Errorf("references to %s: %w", key, err)
+	}
+	return n, false, nil
 }
 
 func (b *builder) die(key string, size int64, birth uint64) {

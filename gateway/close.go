@@ -52,6 +52,9 @@ func (v *Volume) Close(ctx context.Context) error {
 
 // drain commits until nothing is left.
 func (v *Volume) drain(ctx context.Context) error {
+	if v.clean() {
+		return nil
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)

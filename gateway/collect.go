@@ -100,12 +100,22 @@ func (v *Volume) Collect(ctx context.Context, dryRun bool) (Collected, error) {
 	v.mu.RLock()
 	retention := v.settings.RetentionSec * int64(time.Second)
 	v.mu.RUnlock()
+	v.mu.RLock()
+	shared := map[string]bool{}
+	for _, l := range [...]*layer{v.active, v.frozen} {
+		if l != nil {
+			for _, key := range l.shares {
+				shared[key] = true
+			}
+		}
+	}
+	v.mu.RUnlock()
 	var fresh, condemned []metadata.Dead
 	err = v.index.DeadThings(func(d metadata.Dead) bool {
 		switch {
 		case d.State == metadata.DeadCondemned:
 			condemned = append(condemned, d)
-		case now-d.Time < retention || pinned(pins, &d, now):
+		case now-d.Time < retention || shared[d.Key] || pinned(pins, &d, now):
 			out.Kept++
 		case len(fresh) < v.opt.Collect.Batch:
 			fresh = append(fresh, d)

@@ -115,6 +115,7 @@ func (v *Volume) skipHoles(ino InodeID, off, size int64) (int64, error) {
 
 // CopyRange copies n bytes between files, or within one, as copy_file_range(2)
 // does, and returns how many it copied: fewer than n at the end of the source.
+// Whole slots that are objects are shared, not copied.
 func (v *Volume) CopyRange(ctx context.Context, src *Handle, srcOff int64, dst *Handle, dstOff, n int64) (int64, error) {
 	if srcOff < 0 || dstOff < 0 || n < 0 {
 		return 0, ErrInvalid
@@ -128,6 +129,14 @@ func (v *Volume) CopyRange(ctx context.Context, src *Handle, srcOff int64, dst *
 	buf := make([]byte, min(n, maxWrite))
 	var done int64
 	for done < n {
+		shared, ok, err := v.share(ctx, src, srcOff+done, dst, dstOff+done, n-done)
+		if err != nil {
+			return done, ignoreIf(done > 0, err)
+		}
+		if ok {
+			done += shared
+			continue
+		}
 		k, err := src.Read(ctx, buf[:min(int64(len(buf)), n-done)], srcOff+done)
 		if err != nil || k == 0 {
 			return done, ignoreIf(done > 0, err)

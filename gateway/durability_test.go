@@ -308,7 +308,7 @@ func TestHandle_Write_JournalLimit(t *testing.T) {
 		h := mkfile(t, v, 1, "a")
 		var written atomic.Int64
 		done := make(chan error, 1)
-		data := l.noise(20<<20)
+		data := l.noise(20 << 20)
 		go func() {
 			var err error
 			for off := 0; off < len(data) && err == nil; off += 64 << 10 {

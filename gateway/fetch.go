@@ -121,6 +121,9 @@ func (v *Volume) getBlocks(ctx context.Context, ino InodeID, slotNo uint32, s *m
 	return out, first
 }
 
+// errReferenced: the cache file's bytes belong to the journal for now.
+var errReferenced = errors.New("range is under a reference")
+
 // hydrate puts a fetched block into the cache: only bytes that are still
 // absent and still come from the same place. Failing is no error: the next
 // reader fetches again.
@@ -146,6 +149,10 @@ func (v *Volume) hydrate(ctx context.Context, k blockKey, got fetched) {
 	var spans []span
 	if _, err = v.inode(k.ino); err == nil {
 		spans, err = v.resolve(k.ino, start, end, nil)
+	}
+	// What a journaled reference points at stays as it is, whatever lies over it.
+	if m := v.refs[k.ino]; m != nil && m.Overlaps(start, end) {
+		err = errReferenced
 	}
 	v.mu.RUnlock()
 	if err != nil {

@@ -215,12 +215,8 @@ func (b *builder) foldsAlone() error {
 		}
 		return keys[i].slot < keys[j].slot
 	})
-	packs := map[string]bool{}
 	for _, k := range keys {
 		f := b.folds[k]
-		if f.pack != nil {
-			packs[f.pack.key] = true
-		}
 		old, err := b.v.index.Slot(k.ino, k.slot)
 		if err != nil {
 			return fmt.Errorf("slot %d of inode %d: %w", k.slot, k.ino, err)
@@ -238,7 +234,7 @@ func (b *builder) foldsAlone() error {
 		b.c.Slots = append(b.c.Slots, ch)
 		delete(b.folds, k)
 	}
-	for key := range packs {
+	for key := range b.packs {
 		if _, ok := b.newSegs[key]; !ok {
 			b.unused = append(b.unused, key)
 		}

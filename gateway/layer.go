@@ -14,10 +14,11 @@ import (
 type pieceKind uint8
 
 const (
-	pieceZero pieceKind = iota // nowhere: zeros
-	pieceData                  // in a journal record
-	pieceRef                   // in the cache file, under a journaled reference
-	pieceSlot                  // in the committed state (only resolve returns it)
+	pieceZero  pieceKind = iota // nowhere: zeros
+	pieceData                   // in a journal record
+	pieceRef                    // in the cache file, under a journaled reference
+	pieceShare                  // in an object that another file's slot has, too
+	pieceSlot                   // in the committed state (only resolve returns it)
 )
 
 // piece is what a layer knows of a range of a file.
@@ -26,6 +27,9 @@ type piece struct {
 	loc  journal.Loc // of pieceData: the record's data
 	off  int64       // of pieceData: where in the data the range starts
 	ref  *reference  // of pieceRef
+	// of pieceShare: the object, which is the base of the slot that the range
+	// lies in
+	base *metadata.Base
 }
 
 // Slice gives the part of the piece that starts delta bytes later.
@@ -58,6 +62,7 @@ type layer struct {
 	born    int64 // change of Totals.Inodes
 
 	settings *metadata.Settings
+	shares   []string // keys of objects that pieces refer to
 
 	// Set when the layer is frozen.
 	totals metadata.Totals

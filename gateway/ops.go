@@ -25,6 +25,7 @@ const (
 	opReap    journal.Op = 10 // an inode without names is freed
 	opPublish journal.Op = 11 // staged bytes become visible, or are dropped
 	opSet     journal.Op = 12 // the volume's settings
+	opShare   journal.Op = 13 // a slot takes another one's object as its base
 )
 
 // operation is one change of the state. plan checks it against the state and
@@ -61,6 +62,8 @@ func newOperation(k journal.Op) (operation, error) {
 		return &publishOp{}, nil
 	case opSet:
 		return &setOp{}, nil
+	case opShare:
+		return &shareOp{}, nil
 	}
 	return nil, fmt.Errorf("%w: journal record of unknown kind %d", ErrDamaged, k)
 }

@@ -361,7 +361,9 @@ func (r *run) data(ino InodeID, k int) error {
 		return r.apply(fmt.Sprintf("publish %d %d", ino, size),
 			func(m *model) error { return m.publish(ino, size) },
 			func() error { return h.Publish(bg, size) })
-	case k < 78:
+	case k < 75:
+		return r.copySome(ino, h, n)
+	case k < 79:
 		return r.readSome(h, n, off)
 	}
 	if r.rnd(2) == 0 {
@@ -376,6 +378,32 @@ func (r *run) data(ino InodeID, k int) error {
 		r.durable = lsn
 	}
 	return err
+}
+
+// copySome copies a slot, or some bytes, of a file to another or the same.
+func (r *run) copySome(ino InodeID, h *Handle, n *mnode) error {
+	dst := r.pick(func(n *mnode) bool { return n.regular() })
+	from := int64(r.rnd(int(n.size/r.size)+1)) * r.size
+	to := int64(r.rnd(int(r.maxFile/r.size)+1)) * r.size
+	length := min(r.size, n.size-from)
+	if r.rnd(4) == 0 {
+		from += int64(r.rnd(100))
+		length = min(length, n.size-from)
+	}
+	if length <= 0 || dst == ino && from < to+length && to < from+length {
+		return nil
+	}
+	p := make([]byte, length)
+	n.data.read(p, from)
+	return r.apply(fmt.Sprintf("copy %d %d+%d to %d %d", ino, from, length, dst, to),
+		func(m *model) error { m.write(dst, p, to); return nil },
+		func() error {
+			k, err := r.v.CopyRange(bg, h, from, r.handle(dst), to, length)
+			if err == nil && k != length {
+				r.fatalf("copied %d bytes of %d", k, length)
+			}
+			return err
+		})
 }
 
 func (r *run) readSome(h *Handle, n *mnode, off int64) error {

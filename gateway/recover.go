@@ -35,11 +35,25 @@ func Open(ctx context.Context, o Options) (*Volume, error) {
 	v.commit.init()
 	v.ctx, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := v.open(ctx); err != nil {
+		v.giveBack(ctx, err)
 		v.cancel()
 		return nil, errors.Join(err, v.closeLocal())
 	}
 	v.startBackground()
 	return v, nil
+}
+
+// giveBack releases the lease of a mount that failed, where there is no journal
+// that the next owner would have to wait for: nothing was written in its epoch.
+func (v *Volume) giveBack(ctx context.Context, cause error) {
+	if v.lease.doc.Epoch == 0 || v.owner.Journal != "" || errors.Is(cause, ErrFenced) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), v.opt.LeaseDuration/3)
+	defer cancel()
+	if err := v.writeLease(ctx, true); err != nil {
+		v.log.Warn("lease stays unreleased", "volume", v.opt.URL, "error", err)
+	}
 }
 
 // ReadVolumeDoc reads a volume's identity document.

@@ -37,7 +37,12 @@ func (v *Volume) resolveFrom(layers []*layer, ino InodeID, off, end int64, buf [
 				return false
 			}
 		}
-		buf = append(buf, span{off: o, end: e, piece: p})
+		s := span{off: o, end: e, piece: p}
+		if p.kind == pieceShare {
+			// The object's bytes are read like a committed slot's.
+			s.piece, s.slotNo, s.slot = piece{kind: pieceSlot}, uint32(o/v.objectSize), &metadata.Slot{Base: p.base}
+		}
+		buf = append(buf, s)
 		at = e
 		return true
 	})

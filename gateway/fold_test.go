@@ -1,0 +1,158 @@
+package gateway
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore/faultstore"
+)
+
+// patched is a file of two slots with a base and patches.
+func patched(t *testing.T, l *lab, v *Volume) files {
+	t.Helper()
+	f := files{}
+	f.put(t, v, "a", l.noise(16384), 0)
+	mustCommit(t, v)
+	for i := range 6 {
+		f.put(t, v, "a", l.noise(200), 2500*i+11)
+		mustCommit(t, v)
+	}
+	return f
+}
+
+// Whatever happens to a file between a fold's reading and its commit, or while
+// the fold uploads, is not undone by it.
+func TestVolume_Fold_FileChangesMeanwhile(t *testing.T) {
+	changes := map[string]func(t *testing.T, l *lab, v *Volume, f files){
+		"write":          func(t *testing.T, l *lab, v *Volume, f files) { f.put(t, v, "a", l.noise(700), 3000) },
+		"write all":      func(t *testing.T, l *lab, v *Volume, f files) { f.put(t, v, "a", l.noise(16384), 0) },
+		"write one slot": func(t *testing.T, l *lab, v *Volume, f files) { f.put(t, v, "a", l.noise(8192), 8192) },
+		"truncate":       func(t *testing.T, l *lab, v *Volume, f files) { f.truncate(t, v, "a", 5000) },
+		"truncate and extend": func(t *testing.T, l *lab, v *Volume, f files) {
+			f.truncate(t, v, "a", 5000)
+			f.truncate(t, v, "a", 16384)
+		},
+		"truncate to nothing": func(t *testing.T, l *lab, v *Volume, f files) { f.truncate(t, v, "a", 0) },
+		"unlink":              func(t *testing.T, l *lab, v *Volume, f files) { f.drop(t, v, "a") },
+		"unlink and again": func(t *testing.T, l *lab, v *Volume, f files) {
+			f.drop(t, v, "a")
+			f.put(t, v, "a", l.noise(9000), 100)
+		},
+		"punch": func(t *testing.T, l *lab, v *Volume, f files) { f.punch(t, v, "a", 1000, 9000) },
+		"punch a slot and write": func(t *testing.T, l *lab, v *Volume, f files) {
+			f.punch(t, v, "a", 0, 8192)
+			f.put(t, v, "a", l.noise(10), 4000)
+		},
+	}
+	for name, change := range changes {
+		for _, when := range []string{"during the upload", "before the commit", "with a commit between"} {
+			t.Run(name+" "+when, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { foldRace(t, when, change) })
+			})
+		}
+	}
+}
+
+func foldRace(t *testing.T, when string, change func(t *testing.T, l *lab, v *Volume, f files)) {
+	l := newLab(t, 1, 8192)
+	s := faultstore.New(l.bucket, nil)
+	v, err := l.mount(s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := patched(t, l, v)
+	done := false
+	if when == "during the upload" {
+		s.SetHook(func(op faultstore.Op, key string, _ int) faultstore.Fault {
+			if op == faultstore.Put && strings.HasPrefix(key, metadata.ObjectPrefix) && !done {
+				done = true
+				change(t, l, v, f)
+			}
+			return faultstore.Fault{}
+		})
+	}
+	n, err := v.Fold(bg, true)
+	if err != nil || n == 0 {
+		t.Fatalf("folded %d, %v", n, err)
+	}
+	s.SetHook(nil)
+	if !done {
+		change(t, l, v, f)
+	}
+	if when == "with a commit between" {
+		adds := v.commit.adds
+		v.commit.adds = additions{}
+		mustCommit(t, v)
+		v.commit.adds = adds
+	}
+	wantFiles(t, v, f, "before the commit")
+	mustCommit(t, v)
+	v.cache.Evict(1 << 30)
+	wantFiles(t, v, f, "after the commit")
+	if d := f.diff(bucketFiles(t, l.bucket, 0)); d != "" {
+		t.Errorf("the bucket: %s", d)
+	}
+	wantCheckClean(t, v)
+	for range 2 {
+		if _, err := v.Collect(bg, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustClose(t, v)
+	v = l.mustMount(nil)
+	if _, err := v.CollectOrphans(bg, false); err != nil {
+		t.Fatal(err)
+	}
+	wantFiles(t, v, f, "after the collection")
+	wantCheckClean(t, v)
+	mustClose(t, v)
+}
+
+func (f files) punch(t *testing.T, v *Volume, name string, off, end int) {
+	t.Helper()
+	h := openPath(t, v, name)
+	defer h.Close()
+	if err := h.Fallocate(bg, FallocPunchHole|FallocKeepSize, int64(off), int64(end-off)); err != nil {
+		t.Fatal(err)
+	}
+	b := []byte(f[name])
+	if off < len(b) {
+		clear(b[off:min(end, len(b))])
+	}
+	f[name] = string(b)
+}
+
+// A volume at rest is objects: after folding no slot has patches but packed ones.
+func TestVolume_Fold_LeavesObjects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(nil)
+		f := patched(t, l, v)
+		for range 3 {
+			if _, err := v.Fold(bg, true); err != nil {
+				t.Fatal(err)
+			}
+			mustCommit(t, v)
+		}
+		err := v.index.AllSlots(func(ino InodeID, no uint32, s *metadata.Slot) bool {
+			if s.Base == nil || len(s.Patches) != 0 {
+				t.Errorf("slot %d of inode %d has %d patches", no, ino, len(s.Patches))
+			}
+			return true
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantFiles(t, v, f, "folded")
+		before := v.Status().Uploads
+		if n, err := v.Fold(bg, true); n != 0 || err != nil {
+			t.Errorf("folded %d again, %v", n, err)
+		}
+		if d := v.Status().Uploads - before; d != 0 {
+			t.Errorf("%d uploads for nothing", d)
+		}
+		mustClose(t, v)
+	})
+}
