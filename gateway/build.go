@@ -27,8 +27,7 @@ type builder struct {
 	newSegs map[string]int           // index into c.Segments
 	folds   map[slotKey]*folded
 	packs   map[string]bool // segments of the folds
-	packs   map[string]bool // segments of the folds
-	unused  []string // keys of uploads that this commit does not name
+	unused  []string        // keys of uploads that this commit does not name
 
 	group sync.WaitGroup
 	mu    sync.Mutex // guards the fields below
