@@ -170,6 +170,11 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 	if n == 0 && err != nil {
 		return 0, fs.nodeStatus("write", in.NodeId, err)
 	}
+	if in.WriteFlags&fuse.WRITE_LOCKOWNER != 0 {
+		if err = fs.dropPages(f.ino, int64(in.Offset), int64(n)); err != nil {
+			return 0, fs.nodeStatus("write", in.NodeId, err)
+		}
+	}
 	const directSync = unix.O_DIRECT | unix.O_DSYNC
 	if in.Flags&directSync == directSync {
 		// Asynchronous direct writes end in the kernel without its FSYNC.
@@ -179,6 +184,16 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 		}
 	}
 	return uint32(n), fuse.OK
+}
+
+// dropPages takes the pages of a direct write out of the kernel's cache. For
+// an asynchronous write the kernel does so before it only: a buffered read that
+// overtook the write in this process would leave an old page there for good.
+// Direct writes are told by their lock owner. That must be exact: this waits
+// for pages that are being read or written, and a write through the page cache
+// may hold one of its own.
+func (fs *fileSystem) dropPages(ino gateway.InodeID, off, n int64) error {
+	return notified("inode", ino, fs.server.InodeNotify(uint64(ino), off, n))
 }
 
 // Fsync is fsync, fdatasync, msync and what follows a synchronous write.

@@ -170,6 +170,7 @@ func dataBehaviours() []behaviour {
 			e.equal("first part", string(a), "onethr")
 			e.equal("second part", string(b[:2]), "ee")
 		}},
+		{"asynchronous direct writes leave no old page", asyncDirectCheck},
 		{"fio verifies what libaio, io_uring and mmap wrote", fioCheck},
 	}
 }
