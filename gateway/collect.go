@@ -92,6 +92,14 @@ func pinned(pins []metadata.Pin, d *metadata.Dead, now int64) bool {
 // reports. A collection that was interrupted goes on where it was.
 func (v *Volume) Collect(ctx context.Context, dryRun bool) (Collected, error) {
 	var out Collected
+	dead := false
+	err := v.index.DeadThings(func(metadata.Dead) bool { dead = true; return false })
+	if err != nil {
+		return out, fmt.Errorf("dead things: %w", err)
+	}
+	if !dead {
+		return out, nil // an idle volume makes no requests
+	}
 	pins, err := v.pins(ctx)
 	if err != nil {
 		return out, err
