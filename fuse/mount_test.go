@@ -331,7 +331,18 @@ func TestMountView_ShowsTheCommit(t *testing.T) {
 	fd, err := unix.Open(m.dir+"/f", unix.O_RDONLY, 0)
 	m.must(err)
 	defer unix.Close(fd)
-	if off, err := unix.Seek(fd, 5, unix.SEEK_HOLE); err != nil || off != 1<<20+7 {
-		t.Errorf("SEEK_HOLE: %d, %v", off, err)
+	for _, c := range []struct {
+		from   int64
+		whence int
+		want   int64
+	}{
+		{5, unix.SEEK_HOLE, 5}, {5, unix.SEEK_DATA, 1 << 20}, {1 << 20, unix.SEEK_HOLE, 1<<20 + 7}, {1<<20 + 3, unix.SEEK_DATA, 1<<20 + 3},
+	} {
+		if off, err := unix.Seek(fd, c.from, c.whence); err != nil || off != c.want {
+			t.Errorf("seek %d from %d: %d, %v, want %d", c.whence, c.from, off, err, c.want)
+		}
+	}
+	if _, err := unix.Seek(fd, 1<<20+7, unix.SEEK_DATA); !errors.Is(err, unix.ENXIO) {
+		t.Errorf("SEEK_DATA at the end: %v", err)
 	}
 }

@@ -86,14 +86,11 @@ func (f fixed) Statfs() gateway.Statfs {
 }
 
 func (f fixed) Open(_ context.Context, ino gateway.InodeID) (file, error) {
-	n, err := f.view.Inode(ino)
+	h, err := f.view.Open(ino)
 	if err != nil {
 		return nil, err
 	}
-	if n.Mode&modeType != unix.S_IFREG {
-		return nil, gateway.ErrInvalid
-	}
-	return fixedFile{f.view, n}, nil
+	return fixedFile{h}, nil
 }
 
 // What can't be done to a fixed commit.
@@ -137,30 +134,10 @@ func (f fixed) CopyRange(context.Context, file, int64, file, int64, int64) (int6
 func (f fixed) Fsync(context.Context, gateway.InodeID) error { return nil }
 
 // fixedFile is an open file of a fixed commit.
-type fixedFile struct {
-	view *gateway.View
-	n    *gateway.Inode
-}
-
-func (f fixedFile) Read(ctx context.Context, p []byte, off int64) (int, error) {
-	return f.view.Read(ctx, f.n, p, off)
-}
+type fixedFile struct{ *gateway.ViewFile }
 
 func (f fixedFile) Write(context.Context, []byte, int64, gateway.WriteFlags) (int, error) {
 	return 0, gateway.ErrReadOnly
 }
 
 func (f fixedFile) Fallocate(context.Context, uint32, int64, int64) error { return gateway.ErrReadOnly }
-
-// Seek calls the whole file data, as a file system without holes may.
-func (f fixedFile) Seek(_ context.Context, off int64, whence int) (int64, error) {
-	if off < 0 || off >= f.n.Size {
-		return 0, gateway.ErrNoData
-	}
-	if whence == unix.SEEK_HOLE {
-		return f.n.Size, nil
-	}
-	return off, nil
-}
-
-func (f fixedFile) Close() error { return nil }

@@ -49,12 +49,39 @@ func (c *Collected) add(key string, size int64, dry bool) {
 	}
 }
 
+// pinListings bounds how often the pins are listed for one look at them.
+const pinListings = 10
+
 // pins reads all pins. One that can't be read is an error: nothing may be
-// deleted while it is unknown what it keeps.
+// deleted while it is unknown what it keeps. They are listed until a listing
+// shows no new one: a pin that is renewed goes to another key, and a listing
+// under way then may show neither of the two.
 func (v *Volume) pins(ctx context.Context) ([]metadata.Pin, error) {
+	seen := map[string]bool{}
+	var pins []metadata.Pin
+	for i := 0; i < pinListings; i++ {
+		known := len(seen)
+		fresh, err := v.newPins(ctx, seen)
+		if err != nil {
+			return nil, err
+		}
+		pins = append(pins, fresh...)
+		if i > 0 && len(seen) == known {
+			return pins, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %s: new pins come faster than they can be read", ErrStore, v.opt.URL)
+}
+
+// newPins lists the pins once and reads those that were not seen yet.
+func (v *Volume) newPins(ctx context.Context, seen map[string]bool) ([]metadata.Pin, error) {
 	var pins []metadata.Pin
 	err := objstore.ListAll(ctx, v.store, metadata.PinPrefix, "", func(i objstore.Info) error {
-		err := readDocument(ctx, v.store, i.Key, 1<<20, func(body []byte, _ objstore.Info) error {
+		if seen[i.Key] {
+			return nil
+		}
+		seen[i.Key] = true
+		err := readDocument(ctx, v.store, i.Key, maxPinBytes, func(body []byte, _ objstore.Info) error {
 			p, err := metadata.DecodePin(body)
 			if err == nil {
 				pins = append(pins, *p)
@@ -231,7 +258,9 @@ func (v *Volume) hasFrozen() bool {
 // collection puts the additions of background work into the document.
 func (b *builder) collection(adds *additions) error {
 	b.c.Condemned, b.c.TakenBack, b.c.Collected = adds.condemned, adds.takenBack, adds.collected
-	b.c.Horizon = adds.horizon
+	// Every commit says how far collection has gone, so that who pins needs to
+	// read the last one only; and it never goes back.
+	b.c.Horizon = max(adds.horizon, b.v.head.Horizon)
 	if m := adds.manifest; m != nil {
 		b.c.Manifest = m.m.CommitID
 		for _, d := range m.dead {

@@ -307,7 +307,7 @@ func TestVolume_Collect_TakesBackWhatAPinNeeds(t *testing.T) {
 		lists := 0
 		s.SetHook(func(op faultstore.Op, key string, _ int) faultstore.Fault {
 			if op == faultstore.List && key == metadata.PinPrefix {
-				if lists++; lists == 2 {
+				if lists++; lists == 3 { // two for the look before
 					pin(t, l.bucket, "late", old, 0)
 				}
 			}

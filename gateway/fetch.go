@@ -72,7 +72,15 @@ func (t *blockTable) finish(k blockKey, c *blockCall, got fetched, err error) {
 // getBlocks returns blocks of a slot from the store, verified and with their
 // patches applied, and puts them into the cache. No lock is held.
 func (v *Volume) getBlocks(ctx context.Context, ino InodeID, slotNo uint32, s *metadata.Slot, blocks []uint32) (map[blockKey]fetched, error) {
-	theirs, mine := v.blocks.claim(ino, slotNo, blocks)
+	keep := func(k blockKey, got fetched) { v.hydrate(ctx, k, got) }
+	return v.blocks.get(ctx, v.fetcher, ino, slotNo, s, blocks, keep)
+}
+
+// get fetches blocks of a slot: those that nobody else is fetching, which it
+// gives to keep, and it waits for the rest. errBlockRetry: who was fetching one
+// of these gave up.
+func (t *blockTable) get(ctx context.Context, f *fetcher, ino InodeID, slotNo uint32, s *metadata.Slot, blocks []uint32, keep func(blockKey, fetched)) (map[blockKey]fetched, error) {
+	theirs, mine := t.claim(ino, slotNo, blocks)
 	out := make(map[blockKey]fetched, len(blocks))
 	var first error
 	if len(mine) > 0 {
@@ -86,16 +94,16 @@ func (v *Volume) getBlocks(ctx context.Context, ino InodeID, slotNo uint32, s *m
 			for n < len(list) && list[n] == list[0]+uint32(n) {
 				n++
 			}
-			data, err := v.fetchRun(ctx, s, list[0], n)
+			data, err := f.fetchRun(ctx, s, list[0], n)
 			for i := 0; i < n; i++ {
 				k := blockKey{ino, slotNo, list[i]}
 				var got fetched
 				if err == nil {
 					got = fetched{slot: s, data: data[i]}
 					out[k] = got
-					v.hydrate(ctx, k, got)
+					keep(k, got)
 				}
-				v.blocks.finish(k, mine[list[i]], got, err)
+				t.finish(k, mine[list[i]], got, err)
 			}
 			if err != nil && first == nil {
 				first = err
@@ -210,6 +218,35 @@ const (
 	readAheadWorkers = 8       // in parallel
 	readAheadChunk   = 1 << 20 // bytes of one task
 )
+
+// lookahead tells what a sequential reader of one open file will want. Safe for
+// concurrent use; the zero value is ready.
+type lookahead struct {
+	pattern cache.Pattern
+
+	mu    sync.Mutex // guards the field below
+	asked int64      // end of what was told already
+}
+
+// next notes a read and returns the range that is wanted next and was not told
+// yet; it moves in steps, so that most reads find it empty.
+func (l *lookahead) next(off, n int64) (from, to int64) {
+	window := l.pattern.Observe(off, n)
+	if window == 0 {
+		return 0, 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	from, to = off+n, off+n+window
+	if from < l.asked && l.asked <= to+window {
+		from = l.asked
+	}
+	if to-from < min(readAheadChunk, window) {
+		return 0, 0
+	}
+	l.asked = to
+	return from, to
+}
 
 // readAhead asks for a range to be put into the cache. It never waits.
 func (v *Volume) readAhead(ino InodeID, off, n int64) {

@@ -254,6 +254,7 @@ func (f *fetcher) readStore(ctx context.Context, ref metadata.Ref, off int64, p 
 	case err == nil:
 		f.stat.fetched.Add(int64(len(p)))
 		f.stat.fetches.Add(1)
+		f.stat.storeWorks()
 		return nil
 	case ctx.Err() != nil:
 		return ErrInterrupted

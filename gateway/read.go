@@ -25,31 +25,11 @@ func (h *Handle) Read(ctx context.Context, p []byte, off int64) (int, error) {
 	}
 	n, err := h.v.read(ctx, h.node, p, off, false)
 	if n > 0 {
-		if from, to := h.ahead(off, int64(n)); from < to {
+		if from, to := h.ahead.next(off, int64(n)); from < to {
 			h.v.readAhead(h.node.id, from, to-from)
 		}
 	}
 	return n, err
-}
-
-// ahead returns the range that a sequential reader will want next and that was
-// not asked for yet; it moves in steps, so that most reads find it empty.
-func (h *Handle) ahead(off, n int64) (from, to int64) {
-	window := h.pattern.Observe(off, n)
-	if window == 0 {
-		return 0, 0
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	from, to = off+n, off+n+window
-	if from < h.asked && h.asked <= to+window {
-		from = h.asked
-	}
-	if to-from < min(readAheadChunk, window) {
-		return 0, 0
-	}
-	h.asked = to
-	return from, to
 }
 
 // ReadStaged is Read over the bytes that are staged beyond the end, too.

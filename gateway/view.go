@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -32,11 +33,12 @@ type ViewOptions struct {
 	Commit  uint64      // number of the commit to show; 0: the last
 	Fetches int         // parallel ranged reads, default 16
 
-	// A view that is mounted keeps what it read in a cache on the local disk:
-	// CacheDir must be empty or missing, and is removed by Close.
+	// A view that is mounted keeps what it read in a cache on the local disk.
+	// CacheDir is the view's alone: what is there goes, and Close removes it.
 	FS         vfs.FS
 	CacheDir   string // empty: no cache
-	CacheBytes int64
+	CacheBytes int64  // of local disk; default 2 GiB
+	Logger     *slog.Logger
 }
 
 // OpenView reads a volume's state as of a commit.
@@ -113,6 +115,28 @@ func (v *View) Close() error {
 // Head is the commit that is shown.
 func (v *View) Head() metadata.Head { return v.index.Head() }
 
+// Status is a picture of the view: what a volume that is written to has besides
+// stays zero. It never waits for the store or the disk.
+func (v *View) Status() Status {
+	h := v.index.Head()
+	s := Status{
+		Volume: v.doc.ID, URL: v.url, Epoch: h.Epoch, Commit: h.CommitID, CommitTime: time.Unix(0, h.Time).UTC(),
+		Inodes: h.Totals.Inodes, UsedBytes: h.Totals.UsedBytes, QuotaBytes: h.Settings.QuotaBytes,
+		Fetched: v.stats.fetched.Load(), Fetches: v.stats.fetches.Load(), Damage: v.stats.damage.Load(), CacheErrors: v.stats.cacheErrors.Load(),
+	}
+	v.stats.mu.Lock()
+	if v.stats.storeErr != nil {
+		since := v.stats.storeDown
+		s.StoreError, s.StoreSince = v.stats.storeErr.Error(), &since
+	}
+	v.stats.mu.Unlock()
+	if v.local != nil {
+		c := v.local.cache.Stats()
+		s.Cache = CacheStatus{Limit: c.Limit, Allocated: c.Allocated, Pinned: c.Pinned, Hits: c.Hits, Misses: c.Misses, Evictions: c.Evictions, Error: text(c.LastError)}
+	}
+	return s
+}
+
 // Doc is the volume's identity.
 func (v *View) Doc() metadata.VolumeDoc { return v.doc }
 
@@ -177,20 +201,33 @@ func (v *View) Read(ctx context.Context, n *Inode, p []byte, off int64) (int, er
 
 // readRange fills p, which lies within the file, from the store.
 func (v *View) readRange(ctx context.Context, n *Inode, p []byte, off int64) error {
-	for at := off; at < off+int64(len(p)); {
-		no := at / v.doc.ObjectSize
-		end := min(off+int64(len(p)), (no+1)*v.doc.ObjectSize)
+	return v.eachSlot(n, off, off+int64(len(p)), func(no uint32, s *metadata.Slot, from, to int64) error {
+		buf := p[from-off : to-off]
+		if s == nil {
+			clear(buf)
+			return nil
+		}
+		return v.readSlot(ctx, s, uint32(from-int64(no)*v.doc.ObjectSize), buf)
+	})
+}
+
+// errFound ends a walk that has what it was for.
+var errFound = errors.New("found")
+
+// eachSlot calls fn for the slots of a file's range in order, with the part of
+// the range that lies in each; s is nil where there is none.
+func (v *View) eachSlot(n *Inode, off, end int64, fn func(no uint32, s *metadata.Slot, from, to int64) error) error {
+	for off < end {
+		no := off / v.doc.ObjectSize
+		to := min(end, (no+1)*v.doc.ObjectSize)
 		s, err := v.index.Slot(n.ID, uint32(no))
 		if err != nil {
 			return fmt.Errorf("slot %d of inode %d: %w", no, n.ID, err)
 		}
-		buf := p[at-off : end-off]
-		if s == nil {
-			clear(buf)
-		} else if err := v.readSlot(ctx, s, uint32(at-no*v.doc.ObjectSize), buf); err != nil {
+		if err := fn(uint32(no), s, off, to); err != nil {
 			return err
 		}
-		at = end
+		off = to
 	}
 	return nil
 }

@@ -27,10 +27,9 @@ type Handle struct {
 	v    *Volume
 	node *node
 
-	pattern cache.Pattern
+	ahead lookahead
 
-	mu     sync.Mutex // guards the fields below
-	asked  int64      // end of what was asked to be read ahead
+	mu     sync.Mutex // guards the field below
 	closed bool
 }
 
