@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"math"
+	"slices"
 	"sort"
 	"time"
 
@@ -122,7 +123,7 @@ func (l *layer) setName(d metadata.Dentry) {
 	l.mem += memName + int64(len(d.Name))
 	e := &d
 	dir.byName[d.Name] = e
-	dir.list = append(dir.list, e)
+	dir.insert(e)
 	dir.compact()
 }
 
@@ -143,6 +144,20 @@ func (l *layer) dropName(parent InodeID, name string) {
 type dirLayer struct {
 	byName map[string]*metadata.Dentry // nil: removed
 	list   []*metadata.Dentry          // set names in the order of their cookies; stale ones are skipped
+}
+
+// insert puts e in its place, mostly the end. A rename hands a cookie on: an
+// entry with e's cookie is stale.
+func (d *dirLayer) insert(e *metadata.Dentry) {
+	i := len(d.list)
+	if i > 0 && d.list[i-1].Cookie >= e.Cookie {
+		i = sort.Search(i, func(i int) bool { return d.list[i].Cookie >= e.Cookie })
+		if d.list[i].Cookie == e.Cookie {
+			d.list[i] = e
+			return
+		}
+	}
+	d.list = slices.Insert(d.list, i, e)
 }
 
 // live says whether an entry of list still stands in this layer.

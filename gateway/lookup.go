@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/cisternfs/cistern/metadata"
 )
@@ -72,51 +73,84 @@ func (v *Volume) name(parent InodeID, name string) (metadata.Dentry, error) {
 }
 
 // names calls fn for the live names of a directory in the order of their
-// cookies, from the first above after, until fn returns false. Cookies only
-// grow, so a newer layer's names follow those of older ones. Caller holds v.mu.
+// cookies, from the first above after, until fn returns false. Caller holds
+// v.mu.
 func (v *Volume) names(parent InodeID, after uint64, fn func(metadata.Dentry) bool) error {
-	active := v.active.dirs[parent]
-	var frozen *dirLayer
-	if v.frozen != nil {
-		frozen = v.frozen.dirs[parent]
-	}
-	hidden := func(name string, layers ...*dirLayer) bool {
-		for _, d := range layers {
-			if d != nil {
-				if _, ok := d.byName[name]; ok {
-					return true
-				}
-			}
-		}
-		return false
-	}
+	changed := v.changedNames(parent, after)
 	more := true
-	err := v.index.Names(parent, after, func(e metadata.Dentry) bool {
-		if !hidden(e.Name, active, frozen) {
-			more = fn(e)
+	upTo := func(cookie uint64) {
+		for more {
+			e := changed.next(cookie)
+			if e == nil {
+				return
+			}
+			more = fn(*e)
 		}
+	}
+	err := v.index.Names(parent, after, func(e metadata.Dentry) bool {
+		if changed.hide(e.Name, len(changed)) {
+			return true
+		}
+		upTo(e.Cookie)
+		more = more && fn(e)
 		return more
 	})
 	if err != nil {
 		return fmt.Errorf("directory %d: %w", parent, err)
 	}
-	if more && frozen != nil {
-		for _, e := range frozen.after(after) {
-			if frozen.live(e) && !hidden(e.Name, active) {
-				if more = fn(*e); !more {
-					break
-				}
-			}
-		}
-	}
-	if more && active != nil {
-		for _, e := range active.after(after) {
-			if active.live(e) && !fn(*e) {
-				break
-			}
-		}
-	}
+	upTo(math.MaxUint64)
 	return nil
+}
+
+// changedNames goes through the names of one directory that the layers set,
+// newest layer first.
+type changedNames []nameCursor
+
+type nameCursor struct {
+	dir  *dirLayer
+	rest []*metadata.Dentry // of dir.list: what is not passed yet
+}
+
+func (v *Volume) changedNames(parent InodeID, after uint64) changedNames {
+	var c changedNames
+	for _, l := range [...]*layer{v.active, v.frozen} {
+		if l != nil && l.dirs[parent] != nil {
+			c = append(c, nameCursor{l.dirs[parent], l.dirs[parent].after(after)})
+		}
+	}
+	return c
+}
+
+// hide says whether one of the newest n layers knows name better than what is
+// below them.
+func (c changedNames) hide(name string, n int) bool {
+	for _, l := range c[:n] {
+		if _, ok := l.dir.byName[name]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// next passes the live name with the lowest cookie, nil when that is above
+// limit or there is none.
+func (c changedNames) next(limit uint64) *metadata.Dentry {
+	lowest := -1
+	for i := range c {
+		l := &c[i]
+		for len(l.rest) > 0 && (!l.dir.live(l.rest[0]) || c.hide(l.rest[0].Name, i)) {
+			l.rest = l.rest[1:]
+		}
+		if len(l.rest) > 0 && (lowest < 0 || l.rest[0].Cookie < c[lowest].rest[0].Cookie) {
+			lowest = i
+		}
+	}
+	if lowest < 0 || c[lowest].rest[0].Cookie > limit {
+		return nil
+	}
+	e := c[lowest].rest[0]
+	c[lowest].rest = c[lowest].rest[1:]
+	return e
 }
 
 // hasNames says whether a directory has any name. Caller holds v.mu.

@@ -37,8 +37,9 @@ func killSetID(mode uint32) uint32 {
 	return mode
 }
 
-// cookie gives the readdir position of the k-th name that a record sets.
-func cookie(lsn journal.LSN, k uint64) uint64 { return uint64(lsn)<<1 + k + 16 }
+// cookie gives the readdir position of the new name that a record makes: after
+// every other one of its directory.
+func cookie(lsn journal.LSN) uint64 { return uint64(lsn)<<1 + 16 }
 
 func checkName(name string) error {
 	switch {
@@ -145,7 +146,7 @@ func (o *createOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
 			n.Nlink = 0
 			v.active.orphans[o.ino] = true
 		} else {
-			v.active.setName(metadata.Dentry{Parent: o.parent, Name: o.name, Inode: o.ino, Type: uint8(o.mode >> 12), Cookie: cookie(lsn, 0)})
+			v.active.setName(metadata.Dentry{Parent: o.parent, Name: o.name, Inode: o.ino, Type: uint8(o.mode >> 12), Cookie: cookie(lsn)})
 			links := 0
 			if isDir {
 				links = 1
@@ -196,7 +197,7 @@ func (o *linkOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
 		}
 		c.Nlink++
 		v.active.setInode(&c)
-		v.active.setName(metadata.Dentry{Parent: o.parent, Name: o.name, Inode: o.ino, Type: uint8(n.Mode >> 12), Cookie: cookie(lsn, 0)})
+		v.active.setName(metadata.Dentry{Parent: o.parent, Name: o.name, Inode: o.ino, Type: uint8(n.Mode >> 12), Cookie: cookie(lsn)})
 		v.touch(p, o.time, 0)
 	}, nil
 }
@@ -351,7 +352,22 @@ func (o *renameOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
 			return nil, err
 		}
 	}
-	return func(lsn journal.LSN, _ journal.Loc) { o.apply(v, lsn, n, old) }, nil
+	return func(lsn journal.LSN, _ journal.Loc) { o.apply(v, o.place(lsn, from, to), n, old) }, nil
+}
+
+// place gives the new name's readdir position. A name that is replaced keeps
+// its own and a file that stays in its directory that of its old name, so that
+// a program that renames what it lists meets every file once, and one that
+// replaces a file hides it from nobody. to is zero when there is no such name.
+func (o *renameOp) place(lsn journal.LSN, from, to metadata.Dentry) uint64 {
+	switch {
+	case to.Inode != 0:
+		return to.Cookie
+	case o.parent == o.newParent:
+		return from.Cookie
+	default:
+		return cookie(lsn)
+	}
 }
 
 func firstName(a, b string) error {
@@ -381,9 +397,9 @@ func (v *Volume) noLoop(n *Inode, newParent InodeID) error {
 	}
 }
 
-func (o *renameOp) apply(v *Volume, lsn journal.LSN, n, old *Inode) {
+func (o *renameOp) apply(v *Volume, at uint64, n, old *Inode) {
 	v.active.dropName(o.parent, o.name)
-	v.active.setName(metadata.Dentry{Parent: o.newParent, Name: o.newName, Inode: n.ID, Type: uint8(n.Mode >> 12), Cookie: cookie(lsn, 0)})
+	v.active.setName(metadata.Dentry{Parent: o.newParent, Name: o.newName, Inode: n.ID, Type: uint8(n.Mode >> 12), Cookie: at})
 	c := *n
 	c.Ctime = o.time
 	isDir := n.Mode&modeType == modeDir
@@ -429,9 +445,9 @@ func (o *renameOp) planExchange(v *Volume, from, to metadata.Dentry, n *Inode) (
 	if n.ID == m.ID {
 		return func(journal.LSN, journal.Loc) {}, nil
 	}
-	return func(lsn journal.LSN, _ journal.Loc) {
-		v.active.setName(metadata.Dentry{Parent: o.newParent, Name: o.newName, Inode: n.ID, Type: uint8(n.Mode >> 12), Cookie: cookie(lsn, 0)})
-		v.active.setName(metadata.Dentry{Parent: o.parent, Name: o.name, Inode: m.ID, Type: uint8(m.Mode >> 12), Cookie: cookie(lsn, 1)})
+	return func(journal.LSN, journal.Loc) {
+		v.active.setName(metadata.Dentry{Parent: o.newParent, Name: o.newName, Inode: n.ID, Type: uint8(n.Mode >> 12), Cookie: to.Cookie})
+		v.active.setName(metadata.Dentry{Parent: o.parent, Name: o.name, Inode: m.ID, Type: uint8(m.Mode >> 12), Cookie: from.Cookie})
 		fromLinks, toLinks := 0, 0
 		for _, x := range [...]struct {
 			n      *Inode

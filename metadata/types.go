@@ -64,7 +64,8 @@ type Xattr struct {
 }
 
 // Dentry is a name in a directory. Cookie orders the directory for readdir: it
-// is unique in the directory and greater than any given there before.
+// is unique in the directory. A new name's is greater than any given there
+// before; a rename may hand one on.
 type Dentry struct {
 	Parent InodeID
 	Name   string

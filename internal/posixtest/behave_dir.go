@@ -13,6 +13,7 @@ func dirBehaviours() []behaviour {
 	return []behaviour{
 		{"10000 names of 1 to 255 bytes, and going on from any offset", manyNames},
 		{"listing while names go and come", listWhileChanging},
+		{"renaming what is listed meets every file once", renameWhatIsListed},
 		{"dot and dot dot", func(e *env) {
 			d := e.mkdir("d", 0o755)
 			names, _ := e.list(e.open(d, unix.O_DIRECTORY), 4096)
@@ -136,4 +137,33 @@ func listWhileChanging(e *env) {
 			}
 		}
 	}
+}
+
+// renameWhatIsListed is what a script does that gives every file of a directory
+// a new name: it must not meet the new names without end.
+func renameWhatIsListed(e *env) {
+	const files = 64
+	d := e.mkdir("d", 0o755)
+	for i := range files {
+		e.file(fmt.Sprintf("d/%d", i), 0o644, "")
+	}
+	fd := e.open(d, unix.O_DIRECTORY)
+	met := 0
+	for buf := make([]byte, 4096); met <= 2*files; {
+		n, err := unix.Getdents(fd, buf)
+		e.must(err)
+		if n == 0 {
+			break
+		}
+		for b := buf[:n]; len(b) > 0; {
+			name, _, size := direntName(b)
+			b = b[size:]
+			if name == "." || name == ".." {
+				continue
+			}
+			met++
+			e.must(unix.Rename(d+"/"+name, d+"/"+name+".old"))
+		}
+	}
+	e.equal("files met", met, files)
 }
