@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -195,8 +196,11 @@ func TestPin_PinCommit_BesideAnother(t *testing.T) {
 // raceAt runs other, once, within the n-th call of a store, and says whether
 // there was one.
 func raceAt(s *faultstore.Store, n int, other func()) (ran func() bool) {
+	var mu sync.Mutex
 	did, calls := false, 0
 	s.SetHook(func(faultstore.Op, string, int) faultstore.Fault {
+		mu.Lock()
+		defer mu.Unlock()
 		if calls++; calls == n+1 && !did {
 			did = true
 			other()
@@ -584,4 +588,97 @@ func TestResolvePoint_BetweenCollectedCommits(t *testing.T) {
 		}
 		mustClose(t, v)
 	})
+}
+
+// interleave runs other beside a collection: it begins within the first-th
+// request of the collection, stops in its own stop-th and goes on within the
+// second-th. It says whether the collection and other got that far.
+func interleave(collecting *faultstore.Store, first, second int, other *faultstore.Store, stop int, run func(), collect func()) (far, stopped bool) {
+	paused, resume, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	calls := 0
+	other.SetHook(func(faultstore.Op, string, int) faultstore.Fault {
+		if calls++; calls == stop+1 {
+			stopped = true
+			close(paused)
+			<-resume
+		}
+		return faultstore.Fault{}
+	})
+	var mu sync.Mutex
+	n, begun, ended := 0, false, false
+	finish := func() {
+		if begun && !ended {
+			ended = true
+			close(resume)
+			<-done
+		}
+	}
+	collecting.SetHook(func(faultstore.Op, string, int) faultstore.Fault {
+		mu.Lock()
+		defer mu.Unlock()
+		n++
+		if n == first+1 {
+			begun = true
+			go func() { defer close(done); run() }()
+			select {
+			case <-paused:
+			case <-done:
+			}
+		}
+		if n == second+1 {
+			finish()
+		}
+		return faultstore.Fault{}
+	})
+	collect()
+	mu.Lock()
+	defer mu.Unlock()
+	far = n > second
+	finish()
+	collecting.SetHook(nil)
+	other.SetHook(nil)
+	return far, stopped
+}
+
+// A pin that is being made while a collection lists the pins is seen, as the
+// claim or as the pin, or is refused.
+func TestVolume_Collect_InterleavedWithPinCommit(t *testing.T) {
+	held, refused := 0, 0
+	for first, begins := 0, true; begins; first++ {
+		begins = false
+		for second, far := first, true; far; second++ {
+			far = false
+			for stop, stops := 0, true; stops; stop++ {
+				synctest.Test(t, func(t *testing.T) {
+					l := newLab(t, 1, 8192)
+					s, o := faultstore.New(l.bucket, nil), faultstore.New(l.bucket, nil)
+					v, err := l.mount(s, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					old, then, _ := someDead(t, l, v)
+					var p *Pin
+					err = errors.New("never begun")
+					run := func() { p, err = PinCommit(bg, l.mountPin(o, old.N)) }
+					far, stops = interleave(s, first, second, o, stop, run, func() { mustCollect(t, v) })
+					if begins = begins || far; far {
+						honest(t, l, v, old, then, p, err, fmt.Sprintf("pin begun in request %d, stopped in its %d, gone on in %d", first, stop, second))
+						if err == nil {
+							held++
+						} else {
+							refused++
+						}
+					}
+					mustClose(t, v)
+				})
+				if !far {
+					break
+				}
+			}
+		}
+	}
+	if held == 0 || refused == 0 {
+		t.Errorf("%d pins held and %d were refused", held, refused)
+	}
+	t.Logf("%d pins held and %d were refused", held, refused)
 }
