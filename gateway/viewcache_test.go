@@ -66,6 +66,12 @@ func closeView(t *testing.T, v *View) {
 	if err := v.local.cache.CheckAccounting(); err != nil {
 		t.Errorf("cache: %v", err)
 	}
+	closeBusyView(t, v)
+}
+
+// closeBusyView closes a view that may be fetching.
+func closeBusyView(t *testing.T, v *View) {
+	t.Helper()
 	dir, d := v.local.dir, v.local.fs
 	if err := v.Close(); err != nil {
 		t.Errorf("close: %v", err)
@@ -528,7 +534,7 @@ func TestView_Close_DuringFetches(t *testing.T) {
 			f.Close()
 		}
 		<-began
-		closeView(t, v)
+		closeBusyView(t, v)
 		if _, ok := v.Backing(openView(t, v, "whole").Inode().ID); ok {
 			t.Error("a closed view gives files to the kernel")
 		}
