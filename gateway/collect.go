@@ -308,6 +308,7 @@ func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, er
 		size int64
 	}
 	var list []thing
+	own := v.epoch()
 	for _, prefix := range []string{metadata.ObjectPrefix, metadata.SegmentPrefix} {
 		epochOf := metadata.ObjectEpoch
 		if prefix == metadata.SegmentPrefix {
@@ -316,7 +317,7 @@ func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, er
 		err := objstore.ListAll(ctx, v.store, prefix, "", func(i objstore.Info) error {
 			epoch, ok := epochOf(i.Key)
 			old := v.opt.Now().Sub(i.Modified) > v.opt.Collect.OrphanAge
-			if ok && epoch < v.lease.doc.Epoch || ok && old && epoch == v.lease.doc.Epoch {
+			if ok && epoch < own || ok && old && epoch == own {
 				list = append(list, thing{i.Key, i.Size})
 			}
 			return nil

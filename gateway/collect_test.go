@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -271,12 +272,10 @@ func TestVolume_Collect_InterruptedGoesOn(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _, now := someDead(t, l, v)
-		deletes := 0
+		var deletes atomic.Int64
 		s.SetHook(func(op faultstore.Op, _ string, _ int) faultstore.Fault {
-			if op == faultstore.Delete {
-				if deletes++; deletes > 1 {
-					return faultstore.Fault{Kind: faultstore.Before}
-				}
+			if op == faultstore.Delete && deletes.Add(1) > 1 {
+				return faultstore.Fault{Kind: faultstore.Before}
 			}
 			return faultstore.Fault{}
 		})

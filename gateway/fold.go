@@ -359,7 +359,7 @@ func (v *Volume) foldSlot(ctx context.Context, k slotKey, force bool) (*folded, 
 	if int64(s.Coverage(0, length)) < int64(length) || int64(length) < min(minOwnObject, v.objectSize) {
 		return f, buf, nil
 	}
-	id := metadata.CommitID{Epoch: v.lease.doc.Epoch}
+	id := metadata.CommitID{Epoch: v.epoch()}
 	if f.base, err = v.newBase(buf, id, int64(k.slot)*v.objectSize, v.nodes.path(k.ino)); err != nil {
 		return nil, nil, err
 	}
@@ -441,7 +441,7 @@ func (v *Volume) packFolds(ctx context.Context, list []*folded, bodies [][]byte)
 		v.mu.RLock()
 		lsn := v.head.LastLSN
 		v.mu.RUnlock()
-		pk := &pack{key: metadata.SegmentKey(v.lease.doc.Epoch, lsn, lsn, random), size: int64(len(buf)), sum: checksum(buf)}
+		pk := &pack{key: metadata.SegmentKey(v.epoch(), lsn, lsn, random), size: int64(len(buf)), sum: checksum(buf)}
 		if err := v.persist(ctx, pk.key, buf); err != nil {
 			return err
 		}

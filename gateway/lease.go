@@ -24,6 +24,13 @@ type leaseState struct {
 	changed chan struct{}
 }
 
+// epoch is this mount's.
+func (v *Volume) epoch() uint64 {
+	v.lease.mu.Lock()
+	defer v.lease.mu.Unlock()
+	return v.lease.doc.Epoch
+}
+
 // randomHex returns n random bytes in hexadecimal.
 func (v *Volume) randomHex(n int) (string, error) {
 	b := make([]byte, n)
