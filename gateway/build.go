@@ -60,6 +60,9 @@ func (v *Volume) build(ctx context.Context, l *layer, totals metadata.Totals) (*
 		b.c.FirstLSN = b.c.LastLSN
 	}
 	err := b.run(&adds)
+	if b.seg != nil { // it failed before the last segment was full
+		v.uploads.give(b.seg.held)
+	}
 	b.group.Wait()
 	b.mu.Lock()
 	if b.err != nil {

@@ -323,7 +323,10 @@ func (c *check) segments(ctx context.Context) error {
 			continue
 		}
 		if _, err := c.ix.Segment(s.Key); errors.Is(err, metadata.ErrNotExist) {
-			continue // died meanwhile
+			continue // collected meanwhile
+		}
+		if _, err := c.ix.Dead(s.Key); err == nil {
+			continue // being collected, or deadThings tells of it
 		}
 		c.problem(Problem{Key: s.Key, Reason: wrong})
 	}

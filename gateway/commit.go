@@ -307,9 +307,12 @@ func (v *Volume) unpin(r ownedReference) {
 	defer held.Unlock()
 	var later []span
 	v.mu.RLock()
+	// A new reference may have come to the range meanwhile: its bytes stay, and
+	// what lies over them is read from the journal until it is committed, too.
+	refs := v.refs[r.ino]
 	if m := v.active.files[r.ino]; m != nil {
 		m.Visit(r.ref.off, r.ref.off+r.ref.len, func(off, end int64, p piece) bool {
-			if p.kind == pieceData {
+			if p.kind == pieceData && (refs == nil || !refs.Overlaps(off, end)) {
 				later = append(later, span{off: off, end: end, piece: p})
 			}
 			return true
