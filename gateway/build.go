@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"sort"
 	"sync"
 
@@ -21,6 +22,7 @@ type builder struct {
 	c   *metadata.Commit
 
 	seg     *segment
+	packed  int64                    // bytes of extents so far
 	refs    map[string]int           // change of an object's references
 	bases   map[string]metadata.Base // of objects that lost references
 	live    map[string]int64         // change of a segment's live bytes
@@ -436,7 +438,7 @@ func (b *builder) bytes(ino InodeID, s span, buf []byte) ([]byte, error) {
 	n := len(buf)
 	switch s.piece.kind {
 	case pieceData:
-		buf = append(buf, make([]byte, s.len())...)
+		buf = slices.Grow(buf, int(s.len()))[:n+int(s.len())]
 		if err := b.v.readJournal(s.piece, buf[n:]); err != nil {
 			return nil, fmt.Errorf("bytes %d to %d of inode %d: %w", s.off, s.end, ino, err)
 		}
@@ -491,35 +493,39 @@ func zeroPatch(old *metadata.Slot, n uint64, off, end uint32) (metadata.Patch, b
 	return metadata.Patch{Commit: n, Off: off, Len: end - off, Zero: true}, true
 }
 
-// extents stores adjoining pieces as extents that end at block boundaries.
+// extents stores adjoining pieces as extents that end at block boundaries. The
+// bytes go straight into the segment's buffer.
 func (b *builder) extents(ino InodeID, start int64, pieces []span) ([]metadata.Patch, error) {
 	var out []metadata.Patch
-	var buf []byte
-	var err error
-	at := pieces[0].off
-	emit := func(upTo int64) error {
-		for at < upTo {
-			end := min(upTo, start+((at-start)/metadata.BlockSize+1)*metadata.BlockSize)
-			p, err := b.extent(buf[:end-at])
-			if err != nil {
-				return err
+	begin, end := pieces[0].off, pieces[len(pieces)-1].end
+	for begin < end {
+		stop := min(end, start+((begin-start)/metadata.BlockSize+1)*metadata.BlockSize)
+		s, err := b.segment(int(stop - begin))
+		if err != nil {
+			return nil, err
+		}
+		at := len(s.buf)
+		for len(pieces) > 0 && pieces[0].off < stop {
+			part := pieces[0]
+			if part.end > stop {
+				part.end = stop
+				pieces[0].piece = pieces[0].piece.Slice(stop - pieces[0].off)
+				pieces[0].off = stop
+			} else {
+				pieces = pieces[1:]
 			}
-			p.Off = uint32(at - start)
-			out = append(out, p)
-			buf = buf[end-at:]
-			at = end
+			if s.buf, err = b.bytes(ino, part, s.buf); err != nil {
+				return nil, err
+			}
 		}
-		return nil
+		ext := s.buf[at:]
+		b.live[s.key] += int64(len(ext))
+		out = append(out, metadata.Patch{
+			Commit: b.c.N, Off: uint32(begin - start), Len: uint32(len(ext)), Seg: metadata.Ref{Key: s.key}, SegOff: uint32(at), Sum: checksum(ext),
+		})
+		begin = stop
 	}
-	for _, s := range pieces {
-		if buf, err = b.bytes(ino, s, buf); err != nil {
-			return nil, err
-		}
-		if err := emit(start + (s.end-start)/metadata.BlockSize*metadata.BlockSize); err != nil {
-			return nil, err
-		}
-	}
-	return out, emit(pieces[len(pieces)-1].end)
+	return out, nil
 }
 
 // supersede drops older patches that new ones cover wholly.
@@ -642,30 +648,27 @@ type segment struct {
 	held int64
 }
 
-// extent appends an extent to the current segment and returns its patch.
-func (b *builder) extent(p []byte) (metadata.Patch, error) {
-	if b.seg != nil && len(b.seg.buf)+len(p) > segmentTarget {
+// segment returns the segment that the next extent of n bytes goes to.
+func (b *builder) segment(n int) (*segment, error) {
+	if b.seg != nil && len(b.seg.buf)+n > segmentTarget {
 		b.flush()
 	}
 	if b.seg == nil {
 		held, err := b.v.uploads.take(b.ctx, segmentTarget)
 		if err != nil {
-			return metadata.Patch{}, ErrInterrupted
+			return nil, ErrInterrupted
 		}
 		random, err := b.v.randomHex(6)
 		if err != nil {
 			b.v.uploads.give(held)
-			return metadata.Patch{}, err
+			return nil, err
 		}
 		key := metadata.SegmentKey(b.c.Epoch, b.c.FirstLSN, b.c.LastLSN, random)
-		b.seg = &segment{key: key, held: held}
+		b.seg = &segment{key: key, held: held, buf: make([]byte, 0, min(segmentTarget, max(int(b.l.data-b.packed), n)))}
 		b.newSegs[key] = -1
 	}
-	s := b.seg
-	out := metadata.Patch{Commit: b.c.N, Len: uint32(len(p)), Seg: metadata.Ref{Key: s.key}, SegOff: uint32(len(s.buf)), Sum: checksum(p)}
-	s.buf = append(s.buf, p...)
-	b.live[s.key] += int64(len(p))
-	return out, nil
+	b.packed += int64(n)
+	return b.seg, nil
 }
 
 // flush uploads the current segment.

@@ -247,6 +247,7 @@ func (v *Volume) applyCommit(b *built) error {
 	v.frozen = nil
 	v.head = v.index.Head()
 	freed := v.dropReferences(cut)
+	v.notePending()
 	v.mu.Unlock()
 	v.commit.done = nil
 	v.commit.next = metadata.CommitID{Epoch: b.c.Epoch, N: b.c.N + 1}
@@ -413,13 +414,13 @@ func (v *Volume) waitCommitted(ctx context.Context, lsn journal.LSN) error {
 	for {
 		ch := v.commit.changed()
 		v.mu.RLock()
-		done, stopped := journal.LSN(v.head.LastLSN) >= lsn, v.stopped
+		done := journal.LSN(v.head.LastLSN) >= lsn
 		v.mu.RUnlock()
 		if done {
 			return nil
 		}
-		if stopped != nil {
-			return stopped
+		if err := v.Stopped(); err != nil {
+			return err
 		}
 		v.kickCommit()
 		select {

@@ -3,8 +3,10 @@ package gateway
 import (
 	"context"
 	"errors"
+	"log/slog"
 	oldrand "math/rand"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -48,6 +50,9 @@ func newLab(t *testing.T, seed int64, objectSize int64) *lab {
 		URL: "mem://lab", Manual: true, CacheBytes: 8 << 20, JournalBytes: 8 << 20, JournalFileBytes: 2 << 20,
 		ReferenceBytes: 3000, Rand: l, LeaseDuration: 15 * time.Second,
 		Owner: metadata.Owner{Host: "lab", PID: 1, StateDir: l.dir},
+	}
+	if *logFlag {
+		l.opt.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	_, err := Format(context.Background(), FormatOptions{Store: l.bucket, URL: "mem://lab", ObjectSize: objectSize, Rand: l})
 	if err != nil {

@@ -120,9 +120,7 @@ func (v *Volume) Status() Status {
 			s.MemoryBytes += l.mem
 		}
 	}
-	if v.stopped != nil {
-		s.ReadOnly = v.stopped.Error()
-	}
+	s.ReadOnly = text(v.Stopped())
 	v.mu.RUnlock()
 	s.DirtySeconds = v.dirtyAge().Seconds()
 	s.OpenInodes = v.nodes.len()

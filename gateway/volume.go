@@ -50,7 +50,9 @@ type Volume struct {
 	settings      metadata.Settings
 	head          metadata.Head
 	sinceManifest manifestState
-	stopped       error // why nothing may be written any more, or nil
+
+	stopped atomic.Pointer[stopCause] // why nothing may be written any more, or nil
+	pending atomic.Int64              // estimated memory of the layers
 
 	replaying bool         // redo runs: limits don't apply
 	sinceSync atomic.Int64 // bytes appended since the journal was last synced
@@ -67,23 +69,15 @@ type Volume struct {
 	closed atomic.Bool
 }
 
-// errStopped wraps why a volume takes no more writes.
-func (v *Volume) writable() error {
-	if v.stopped != nil {
-		return v.stopped
-	}
-	return nil
-}
+// stopCause is why a volume takes no more writes.
+type stopCause struct{ err error }
+
+// writable returns why nothing may be written, or nil.
+func (v *Volume) writable() error { return v.Stopped() }
 
 // stop makes the volume read-only for good, and says so once.
 func (v *Volume) stop(reason error) {
-	v.mu.Lock()
-	first := v.stopped == nil
-	if first {
-		v.stopped = reason
-	}
-	v.mu.Unlock()
-	if first {
+	if v.stopped.CompareAndSwap(nil, &stopCause{reason}) {
 		v.log.Error("volume turned read-only", "volume", v.opt.URL, "reason", reason)
 		v.commit.wake(reason)
 	}
@@ -91,9 +85,10 @@ func (v *Volume) stop(reason error) {
 
 // Stopped returns why the volume is read-only, or nil.
 func (v *Volume) Stopped() error {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	return v.stopped
+	if c := v.stopped.Load(); c != nil {
+		return c.err
+	}
+	return nil
 }
 
 // ReadOnly says whether writes are refused.
@@ -153,19 +148,15 @@ func (v *Volume) waitError(ctx context.Context, err error) error {
 	return err
 }
 
-// waitRoom waits while uncommitted changes take more memory or cache than they may.
+// waitRoom waits while uncommitted changes take more memory than they may.
 func (v *Volume) waitRoom(ctx context.Context) error {
-	for {
-		v.mu.RLock()
-		full := v.overLimit()
-		stopped := v.stopped
+	for v.pending.Load() > v.opt.MemoryBytes {
 		ch := v.commit.changed()
-		v.mu.RUnlock()
-		if stopped != nil {
-			return stopped
+		if err := v.Stopped(); err != nil {
+			return err
 		}
-		if !full {
-			return nil
+		if v.pending.Load() <= v.opt.MemoryBytes {
+			break
 		}
 		v.stat.throttled.Add(1)
 		v.kickCommit()
@@ -175,15 +166,16 @@ func (v *Volume) waitRoom(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+	return nil
 }
 
-// overLimit says whether writers must wait for a commit. Caller holds v.mu.
-func (v *Volume) overLimit() bool {
+// notePending publishes how much memory the layers take. Caller holds v.mu.
+func (v *Volume) notePending() {
 	mem := v.active.mem
 	if v.frozen != nil {
 		mem += v.frozen.mem
 	}
-	return mem > v.opt.MemoryBytes
+	v.pending.Store(mem)
 }
 
 // Unsynced journal bytes above which a sync is asked for, and above which the
@@ -243,11 +235,8 @@ func (v *Volume) appendError(err error) error {
 	if !errors.Is(err, journal.ErrBroken) {
 		return fmt.Errorf("journal: %w", err)
 	}
-	if v.stopped == nil {
-		v.stopped = fmt.Errorf("%w: %w", ErrReadOnly, err)
-		v.log.Error("volume turned read-only", "volume", v.opt.URL, "reason", err)
-	}
-	return v.stopped
+	v.stop(fmt.Errorf("%w: %w", ErrReadOnly, err))
+	return v.Stopped()
 }
 
 // applied applies an operation that the journal has. Caller holds v.mu.
@@ -258,6 +247,7 @@ func (v *Volume) applied(lsn journal.LSN, apply func(journal.LSN, journal.Loc), 
 	}
 	v.active.last = lsn
 	apply(lsn, loc)
+	v.notePending()
 }
 
 // change reserves for, journals and applies an operation without data.

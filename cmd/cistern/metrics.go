@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -54,7 +55,11 @@ func (m *mountProcess) serveMetrics(l net.Listener, reg *prometheus.Registry) (f
 		// Who asked may be gone.
 		_, _ = io.WriteString(w, answer)
 	})
-	s := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10, ErrorLog: log}
+	// Where the time goes, for whoever asks why: only on the address that was given.
+	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	s := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10, ErrorLog: log}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
 	return func() error {
