@@ -28,6 +28,9 @@
 //     OPEN would save a round trip of some 20 µs and need a second path.
 //   - The kernel follows an O_SYNC or O_DSYNC write with an FSYNC of its own,
 //     except after asynchronous direct I/O; that one is synced here.
+//   - Export support: a file handle (open_by_handle_at, NFS) leads to its inode
+//     for as long as that exists, across mounts, too. The kernel looks "." up
+//     in the inode's number.
 //   - The umask is taken off by the kernel: there are no POSIX ACLs, whose
 //     defaults would be the reason to take it off here.
 //

@@ -132,7 +132,7 @@ func protocolOptions(o *Options) *fuse.MountOptions {
 		// Replies are in memory: splicing would only add a pipe's system calls.
 		DisableSplice: true,
 		ExtraCapabilities: fuse.CAP_ASYNC_DIO | fuse.CAP_HANDLE_KILLPRIV_V2 |
-			fuse.CAP_READDIRPLUS_AUTO | fuse.CAP_NO_OPENDIR_SUPPORT,
+			fuse.CAP_READDIRPLUS_AUTO | fuse.CAP_NO_OPENDIR_SUPPORT | fuse.CAP_EXPORT_SUPPORT,
 		Logger: slog.NewLogLogger(o.Logger.Handler(), slog.LevelWarn),
 		Debug:  o.Debug,
 		// A broken invariant must not go on serving: recovery starts from the journal.

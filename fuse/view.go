@@ -22,8 +22,15 @@ func (f fixed) GetAttr(_ context.Context, ino gateway.InodeID) (*gateway.Inode, 
 }
 
 func (f fixed) Lookup(_ context.Context, parent gateway.InodeID, name string) (*gateway.Inode, error) {
-	if err := f.directory(parent); err != nil {
-		return nil, err
+	n, err := f.view.Inode(parent)
+	if err != nil || name == "." {
+		return n, err
+	}
+	if n.Mode&modeType != unix.S_IFDIR {
+		return nil, gateway.ErrNotDir
+	}
+	if name == ".." {
+		return f.view.Inode(n.Parent)
 	}
 	d, err := f.view.Index().Lookup(parent, name)
 	if errors.Is(err, metadata.ErrNotExist) {

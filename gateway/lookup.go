@@ -160,24 +160,31 @@ func (v *Volume) hasNames(parent InodeID) (bool, error) {
 	return found, err
 }
 
-// Lookup finds a name and returns its inode, retained once for the caller.
+// Lookup finds a name and returns its inode, retained once for the caller. "."
+// is the inode itself, whatever its type, if it still has a name.
 func (v *Volume) Lookup(ctx context.Context, parent InodeID, name string) (*Inode, error) {
 	if len(name) > MaxNameLen {
 		return nil, ErrNameTooLong
 	}
 	v.mu.RLock()
 	defer v.mu.RUnlock()
+	if name == "." {
+		n, err := v.inode(parent)
+		if err != nil {
+			return nil, err
+		}
+		if n.Nlink == 0 {
+			return nil, ErrNotExist
+		}
+		v.nodes.retain(parent, 1)
+		return n, nil
+	}
 	p, err := v.dir(parent)
 	if err != nil {
 		return nil, err
 	}
-	var ino InodeID
-	switch name {
-	case ".":
-		ino = parent
-	case "..":
-		ino = p.Parent
-	default:
+	ino := p.Parent
+	if name != ".." {
 		d, err := v.name(parent, name)
 		if err != nil {
 			return nil, err
@@ -191,7 +198,7 @@ func (v *Volume) Lookup(ctx context.Context, parent InodeID, name string) (*Inod
 	if err != nil {
 		return nil, err
 	}
-	if name == "." || name == ".." {
+	if name == ".." {
 		v.nodes.retain(ino, 1)
 	} else {
 		v.nodes.named(ino, parent, name)
