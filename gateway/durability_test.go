@@ -273,7 +273,7 @@ func TestVolume_Close_WaitsWhileThereIsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 1, 8192)
 		s := faultstore.New(l.bucket, nil)
-		v, err := l.mount(s, func(o *Options) { o.Uploads = 1; o.UploadBytes = 8192 })
+		v, err := l.mount(one(t, s), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
