@@ -531,7 +531,7 @@ func TestResolvePoint_NumbersAndTimes(t *testing.T) {
 		resolve("", all[len(all)-1].n)
 		resolve("2199-01-01T00:00:00Z", all[len(all)-1].n)
 		for point, want := range map[string]error{
-			"nightly": ErrInvalid, "0": ErrInvalid, "-x": ErrInvalid, "--5m": ErrInvalid, "2026-13-01T00:00:00Z": ErrInvalid, "1815-01-01T00:00:00Z": ErrInvalid,
+			"nightly": ErrPoint, "0": ErrPoint, "-x": ErrPoint, "--5m": ErrPoint, "2026-13-01T00:00:00Z": ErrPoint, "1815-01-01T00:00:00Z": ErrPoint,
 			"99999": ErrNotExist, "-3000d": ErrCollected, all[0].at.Add(-time.Second).Format(time.RFC3339Nano): ErrCollected,
 		} {
 			n, err := ResolvePoint(bg, l.bucket, "mem://lab", point)

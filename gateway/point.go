@@ -12,16 +12,19 @@ import (
 	"github.com/cisternfs/cistern/objstore"
 )
 
+// ErrPoint: a point that is no commit's number and no time.
+var ErrPoint = errors.New("no such point")
+
 // ResolvePoint returns the number of the commit that a point names: a commit's
 // number; a time as RFC 3339 has it, or a time back from now like -15m, -36h or
 // -2d, which mean the last commit at or before that time; empty, which means
-// the last commit. Errors: ErrInvalid when it is none of these, ErrNotExist,
+// the last commit. Errors: ErrPoint when it is none of these, ErrNotExist,
 // ErrCollected, ErrDamaged, ErrStore. It takes a handful of requests for a
 // recent time and some dozens for any other.
 func ResolvePoint(ctx context.Context, s objstore.Store, url, point string) (uint64, error) {
 	n, at, err := parsePoint(point, time.Now())
 	if err != nil {
-		return 0, fmt.Errorf("%w: %s@%s: %w", ErrInvalid, url, point, err)
+		return 0, fmt.Errorf("%w: %s@%s: %w", ErrPoint, url, point, err)
 	}
 	head, err := headOf(ctx, s)
 	switch {

@@ -11,7 +11,7 @@ import (
 )
 
 // api serves a volume over the control socket of its mount.
-func api(s *live, m *mountProcess) http.Handler {
+func api(s calls, m *mountProcess) http.Handler {
 	h := control.Handlers{Status: exitStatus}
 	mux := http.NewServeMux()
 	get := func(r *http.Request) query { return query{Values: r.URL.Query()} }

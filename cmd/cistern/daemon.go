@@ -75,7 +75,7 @@ func (a *app) daemonAnswer(o *mountOptions, c *exec.Cmd, r readiness) error {
 		if err := c.Process.Release(); err != nil {
 			return fmt.Errorf("let the mount's process go: %w", err)
 		}
-		return a.say("%s is mounted on %s, served by process %d, log in %s", o.t.url, o.dir, pid, o.logFile)
+		return a.say("%s is mounted on %s, served by process %d, log in %s", o.t.given(), o.dir, pid, o.logFile)
 	}
 	err := c.Wait()
 	if r.Error != nil {

@@ -73,6 +73,7 @@ func (i *interval) Type() string   { return "time" }
 // mountOptions are what `cistern mount` was told.
 type mountOptions struct {
 	t           target
+	commit      uint64 // of a point
 	dir         string
 	state       string
 	config      string
@@ -100,8 +101,13 @@ func (a *app) mountCommand() *cobra.Command {
 		limit: choice{"wait", []string{"wait", "enospc"}}, leaseLost: choice{"continue", []string{"continue", "stop"}},
 	}
 	c := &cobra.Command{
-		Use: "mount <url> <dir>", Short: "Show a volume as a directory", Args: cobra.ExactArgs(2),
+		Use: "mount <url>[@point] <dir>", Short: "Show a volume as a directory", Args: cobra.ExactArgs(2),
 		Long: `Shows a volume as a directory and returns when it is ready to serve.
+
+With a point it shows the volume as it was then, read-only: the number of a
+commit, a time like 2026-01-31T12:00:00Z, or a time back like -15m, which mean
+the last commit at or before that. It takes neither the lease nor anything from
+the volume's writer, and keeps its commit in the bucket by a pin while it lives.
 
 Settings come from flags, then from the environment (CISTERN_CACHE_SIZE for
 --cache-size), then from the section [mount] of the file that --config names.
@@ -157,45 +163,57 @@ func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) er
 			return err
 		}
 	}
-	if err := config.Apply(c.Flags(), a.lookup, path, text, "mount", "config", "foreground", "help"); err != nil {
+	given, err := a.resolve(args[0])
+	if err != nil {
 		return err
 	}
-	var err error
-	if o.t, err = a.resolve(args[0]); err != nil {
+	if given.point != "" {
+		if err := refuseWriting(c.Flags(), given.point); err != nil {
+			return err
+		}
+	}
+	o.t = given
+	if err := config.Apply(c.Flags(), a.lookup, path, text, "mount", "config", "foreground", "help"); err != nil {
 		return err
 	}
 	if o.t.mount != "" {
 		return fmt.Errorf("%s is a mounted directory: give the volume's URL", args[0])
-	}
-	if o.t.point != "" {
-		return fmt.Errorf("%s: this build mounts a volume's present only; `cistern ls`, `cat` and `get` read %s", args[0], args[0])
 	}
 	for _, list := range o.kernel {
 		if err := o.fuse.Parse(list); err != nil {
 			return err
 		}
 	}
-	if o.readOnly || o.fuse.ReadOnly {
-		return errors.New("read-only mounts are not part of this build: `cistern ls`, `cat` and `get` read without taking the volume")
+	if o.t.point == "" && (o.readOnly || o.fuse.ReadOnly) {
+		return fmt.Errorf("a read-only mount that follows the volume is not part of this build: %s@-0s mounts its present as it is now", o.t.url)
 	}
-	if o.state == "" {
-		if o.state, err = a.stateDir(o.t.url); err != nil {
-			return err
-		}
+	if o.dir, err = filepath.Abs(args[1]); err != nil {
+		return err
 	}
-	for _, p := range []*string{&o.state, &o.logFile, &args[1]} {
-		if *p == "" {
-			continue
-		}
-		if *p, err = filepath.Abs(*p); err != nil {
-			return err
-		}
+	if err := a.mountPaths(o); err != nil {
+		return err
 	}
-	o.dir = args[1]
 	if o.logFile == "" && !o.foreground {
 		o.logFile = filepath.Join(o.state, logName)
 	}
 	return nil
+}
+
+// mountPaths completes the paths of a mount and makes them absolute.
+func (a *app) mountPaths(o *mountOptions) (err error) {
+	switch {
+	case o.state != "":
+	case o.t.point == "":
+		o.state, err = a.stateDir(o.t.url)
+	default:
+		o.state, err = a.pointState(o.t, o.dir)
+	}
+	for _, p := range []*string{&o.state, &o.logFile} {
+		if err == nil && *p != "" {
+			*p, err = filepath.Abs(*p)
+		}
+	}
+	return err
 }
 
 func readSmall(path string) ([]byte, error) {
@@ -225,6 +243,9 @@ func (a *app) preflight(ctx context.Context, o *mountOptions) error {
 	s, err := openStore(ctx, o.t.url, false, nil)
 	if err != nil {
 		return err
+	}
+	if o.t.point != "" {
+		return o.preflightPoint(ctx, s)
 	}
 	// With the last commit: a volume whose end can't be read is left as it is.
 	sum, err := gateway.Summarize(ctx, s, o.t.url.String())

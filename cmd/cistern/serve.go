@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -29,12 +30,38 @@ const (
 	metricsGrace = time.Second
 )
 
+// served is what a mount shows.
+type served interface {
+	mount(ctx context.Context, dir string, o fuse.Options) (*fuse.Server, error)
+	// calls are for the control socket; changed tells the kernel about a name
+	// that changed behind its back.
+	calls(changed func(parent gateway.InodeID, name string)) calls
+	// pinned is nil for a volume's present.
+	pinned() *pointStatus
+	Status() gateway.Status
+	ObjectSize() int64
+	Close(ctx context.Context) error
+}
+
+// present is a volume that this process owns.
+type present struct{ *gateway.Volume }
+
+func (p present) mount(ctx context.Context, dir string, o fuse.Options) (*fuse.Server, error) {
+	return fuse.Mount(ctx, p.Volume, dir, o)
+}
+
+func (p present) calls(changed func(gateway.InodeID, string)) calls {
+	return newLive(p.Volume, changed)
+}
+
+func (present) pinned() *pointStatus { return nil }
+
 // mountProcess is the process of one mount.
 type mountProcess struct {
 	a       *app
 	o       *mountOptions
 	log     *slog.Logger
-	v       *gateway.Volume
+	v       served
 	store   *store
 	fs      *fuse.Server
 	started time.Time
@@ -87,8 +114,8 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	m.o.fuse.FSName, m.o.fuse.Logger = m.o.t.url.String(), m.log
-	if m.fs, err = fuse.Mount(ctx, m.v, m.o.dir, m.o.fuse); err != nil {
+	m.o.fuse.FSName, m.o.fuse.Logger = m.name(), m.log
+	if m.fs, err = m.v.mount(ctx, m.o.dir, m.o.fuse); err != nil {
 		return errors.Join(err, m.v.Close(ctx))
 	}
 	closing, hurry := context.WithCancel(ctx)
@@ -104,8 +131,17 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 	return errors.Join(m.result, stop())
 }
 
-// open opens the volume; a signal ends the wait for its lease.
-func (m *mountProcess) open(ctx context.Context) (*gateway.Volume, error) {
+// name is the URL of what is mounted, with the commit's number when it is fixed.
+func (m *mountProcess) name() string {
+	u := m.o.t.url
+	if m.o.commit != 0 {
+		u.Point = strconv.FormatUint(m.o.commit, 10)
+	}
+	return u.String()
+}
+
+// open opens what is to be mounted; a signal ends the wait for a lease.
+func (m *mountProcess) open(ctx context.Context) (served, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done, ended := make(chan struct{}), make(chan struct{})
@@ -117,10 +153,19 @@ func (m *mountProcess) open(ctx context.Context) (*gateway.Volume, error) {
 		case <-done:
 		}
 	}()
+	defer func() { close(done); <-ended }()
+	if m.o.commit != 0 {
+		f, err := openFixed(ctx, m.o, m.store, m.log)
+		if err != nil {
+			return nil, err // not f: a nil pointer in an interface is not nil
+		}
+		return f, nil
+	}
 	v, err := gateway.Open(ctx, m.o.engineOptions(m.store, m.log))
-	close(done)
-	<-ended
-	return v, err
+	if err != nil {
+		return nil, err
+	}
+	return present{v}, nil
 }
 
 // startServers starts the control socket, the registry's record and the
@@ -136,7 +181,7 @@ func (m *mountProcess) startServers(metrics net.Listener, reg *prometheus.Regist
 	}
 	socket := filepath.Join(m.o.state, socketName)
 	remove, err := m.a.register(record{
-		PID: os.Getpid(), URL: m.o.t.url.String(), MountPoint: text(m.fs.Dir()), StateDir: text(m.o.state), Socket: text(socket), Started: m.started,
+		PID: os.Getpid(), URL: m.name(), MountPoint: text(m.fs.Dir()), StateDir: text(m.o.state), Socket: text(socket), Started: m.started,
 	})
 	if err != nil {
 		// Commands find the mount by its lease, too.
@@ -151,7 +196,7 @@ func (m *mountProcess) startServers(metrics net.Listener, reg *prometheus.Regist
 		}
 		ends = append(ends, end)
 	}
-	s, err := control.Listen(socket, api(newLive(m.v, m.changed), m), m.log)
+	s, err := control.Listen(socket, api(m.v.calls(m.changed), m), m.log)
 	if err != nil {
 		return nil, errors.Join(err, stop())
 	}
@@ -172,9 +217,9 @@ func (m *mountProcess) changed(parent gateway.InodeID, name string) {
 
 // ready tells whoever waits for the mount.
 func (m *mountProcess) ready() {
-	m.log.Info("mounted", "volume", m.o.t.url.String(), "directory", m.fs.Dir(), "state", m.o.state, "durability", m.o.durability.String())
+	m.log.Info("mounted", "volume", m.name(), "directory", m.fs.Dir(), "state", m.o.state, "durability", m.v.Status().Durability)
 	if m.o.readyFD < 0 {
-		if err := m.a.say("%s is mounted on %s: ready", m.o.t.url, m.fs.Dir()); err != nil {
+		if err := m.a.say("%s is mounted on %s: ready", m.name(), m.fs.Dir()); err != nil {
 			m.log.Warn("nobody reads that the mount is ready", "error", err)
 		}
 	}
@@ -263,7 +308,7 @@ func (m *mountProcess) close(ctx context.Context) error {
 	m.mu.Unlock()
 	switch {
 	case err == nil:
-		m.log.Info("unmounted; everything is committed", "volume", m.o.t.url.String())
+		m.log.Info("unmounted; everything is in the bucket", "volume", m.name())
 	case noWait && errors.Is(err, gateway.ErrUncommitted):
 		m.log.Warn("unmounted as told without waiting", "left", err)
 	}
@@ -321,18 +366,22 @@ type mountStatus struct {
 	StoreAvailable bool      `json:"store_available"`
 	Healthy        bool      `json:"healthy"`
 	Unhealthy      string    `json:"unhealthy,omitempty"` // why
+
+	Point *pointStatus `json:"point,omitempty"` // of a mount of a fixed point
 }
 
 func (m *mountProcess) status() mountStatus {
 	s := mountStatus{
 		Status: m.v.Status(), MountPoint: text(m.fs.Dir()), PID: os.Getpid(), Started: m.started.UTC(),
-		ObjectSize: m.v.ObjectSize(), StoreAvailable: m.store.metered.Health().Available,
+		ObjectSize: m.v.ObjectSize(), StoreAvailable: m.store.metered.Health().Available, Point: m.v.pinned(),
 	}
-	s.Unhealthy = unhealthy(&s.Status)
+	if s.Unhealthy = unhealthy(&s.Status); s.Unhealthy == "" {
+		s.Unhealthy = s.Point.lapsed()
+	}
 	s.Healthy = s.Unhealthy == ""
 	return s
 }
 
 func (m *mountProcess) ping() ping {
-	return ping{PID: os.Getpid(), URL: m.o.t.url.String(), Volume: m.v.ID(), MountPoint: text(m.fs.Dir())}
+	return ping{PID: os.Getpid(), URL: m.name(), Volume: m.v.Status().Volume, MountPoint: text(m.fs.Dir())}
 }

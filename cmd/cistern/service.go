@@ -9,7 +9,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -19,9 +18,17 @@ import (
 	"github.com/cisternfs/cistern/metadata"
 )
 
-// service is a volume as commands see it. Paths are from the volume's top,
-// without a slash at either end; "" is the top directory.
+// service is a volume that is open for a command.
 type service interface {
+	calls
+	// close ends the service. For a volume that was opened for a command it
+	// commits everything and gives the lease back.
+	close(ctx context.Context) error
+}
+
+// calls are what commands ask of a volume. Paths are from the volume's top,
+// without a slash at either end; "" is the top directory.
+type calls interface {
 	// stat describes what a path names; a symbolic link is not followed.
 	stat(ctx context.Context, name string, slots bool) (entry, error)
 	// list calls fn for the names in a directory, or for everything below it, a
@@ -41,9 +48,6 @@ type service interface {
 	sync(ctx context.Context) (metadata.CommitID, error)
 	collect(ctx context.Context, dry bool) (collected, error)
 	check(ctx context.Context, o checkRequest, fn func(checkEvent) error) (checkResult, error)
-	// close ends the service. For a volume that was opened for a command it
-	// commits everything and gives the lease back.
-	close(ctx context.Context) error
 }
 
 type listOptions struct {
@@ -154,15 +158,15 @@ func (a *app) reader(ctx context.Context, arg string) (service, target, error) {
 	if err != nil {
 		return nil, t, err
 	}
-	if t.point == "" {
-		c, err := a.owner(ctx, t)
+	if t.point == "" || t.fixed {
+		c, err := a.server(ctx, t)
 		if err != nil {
 			return nil, t, err
 		}
 		if c != nil {
 			return &remote{c: c}, t, nil
 		}
-		if t.mount != "" {
+		if t.mount != "" && !t.fixed {
 			a.note("the process that served %s is gone: this is the last commit in %s", t.mount, t.url)
 		}
 	}
@@ -194,10 +198,6 @@ func (v *view) close() error {
 
 // openView reads a volume as of a point from its bucket.
 func (a *app) openView(ctx context.Context, t target) (*view, error) {
-	n, err := commitNumber(t)
-	if err != nil {
-		return nil, err
-	}
 	s, err := openStore(ctx, t.url, false, nil)
 	if err != nil {
 		return nil, err
@@ -205,6 +205,12 @@ func (a *app) openView(ctx context.Context, t target) (*view, error) {
 	sum, err := gateway.Summarize(ctx, s, t.url.String())
 	if err != nil {
 		return nil, err // before anything is made here
+	}
+	var n uint64
+	if t.point != "" {
+		if n, err = resolvePoint(ctx, s, t); err != nil {
+			return nil, err
+		}
 	}
 	kv, dir, err := viewKV(&sum.Head)
 	if err != nil {
@@ -227,10 +233,15 @@ const (
 	smallBytes  = 4 << 30
 )
 
+// smallIndex says whether a commit's index is held in memory.
+func smallIndex(head *gateway.CommitInfo) bool {
+	return head.Totals.Inodes <= smallInodes && head.Totals.UsedBytes <= smallBytes
+}
+
 // viewKV makes a store for the index of a view: in memory, or in a temporary
 // directory, which it returns.
 func viewKV(head *gateway.CommitInfo) (metadata.KV, string, error) {
-	if head.Totals.Inodes <= smallInodes && head.Totals.UsedBytes <= smallBytes {
+	if smallIndex(head) {
 		return metadata.NewMemKV(), "", nil
 	}
 	dir, err := os.MkdirTemp("", "cistern-index-")
@@ -242,18 +253,6 @@ func viewKV(head *gateway.CommitInfo) (metadata.KV, string, error) {
 		return nil, "", errors.Join(fmt.Errorf("temporary index in %s: %w", dir, err), os.RemoveAll(dir))
 	}
 	return kv, dir, nil
-}
-
-// commitNumber reads a point; 0 is the present.
-func commitNumber(t target) (uint64, error) {
-	if t.point == "" {
-		return 0, nil
-	}
-	n, err := strconv.ParseUint(t.point, 10, 64)
-	if err != nil || n == 0 {
-		return 0, usage(fmt.Errorf("%s@%s: %q is not a commit's number, the only kind of point that this build knows; `cistern log` lists them", t.url, t.point, t.point))
-	}
-	return n, nil
 }
 
 // writer opens a volume for a command that changes it: over its owner on this

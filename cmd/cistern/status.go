@@ -41,9 +41,12 @@ func (a *app) statusCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		owner, err := a.owner(ctx, t)
+		owner, err := a.server(ctx, t)
 		if err != nil {
 			return err
+		}
+		if owner == nil && t.fixed {
+			return fmt.Errorf("the process that served %s is gone: `cistern umount %s` takes the mount away", t.mount, t.mount)
 		}
 		if owner != nil {
 			s, err := (&remote{c: owner}).status(ctx)
@@ -109,6 +112,10 @@ func writeVolumeStatus(w io.Writer, s *volumeStatus) {
 }
 
 func writeMountStatus(w io.Writer, s *mountStatus) {
+	if s.Point != nil {
+		writePointStatus(w, s)
+		return
+	}
 	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
 	row("volume", "%s", s.Volume)
 	row("url", "%s", s.URL)
@@ -201,7 +208,7 @@ func (a *app) topCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		owner, err := a.owner(ctx, t)
+		owner, err := a.server(ctx, t)
 		if err != nil {
 			return err
 		}
@@ -246,6 +253,10 @@ func (a *app) showTop(f *topFrame, asJSON, once bool) error {
 	}
 	s, r := &f.Status, &f.Rates
 	return a.writeOut(func(w io.Writer) {
+		if s.Point != nil {
+			writePointTop(w, f)
+			return
+		}
 		fmt.Fprintf(w, "%s\ton %s\t%s\n", s.URL, s.MountPoint.shown(), healthText(s))
 		fmt.Fprintf(w, "written\t%s/s\tjournal %s of %s\t%.0f syncs/s\n", size(int64(r.Written)), size(s.Journal.Live), size(s.Journal.Limit), r.Syncs)
 		fmt.Fprintf(w, "uploaded\t%s/s\t%.1f PUT/s\t%.1f commits/s\n", size(int64(r.Uploaded)), r.Uploads, r.Commits)

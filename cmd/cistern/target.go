@@ -22,6 +22,14 @@ type target struct {
 	url   objstore.URL // without its point
 	point string
 	mount string // where it is mounted, when it was named so
+	fixed bool   // what is mounted there is the point
+}
+
+// given is the URL with its point.
+func (t target) given() string {
+	u := t.url
+	u.Point = t.point
+	return u.String()
 }
 
 // mounted is a mount of ours in the mount table.
@@ -128,7 +136,12 @@ func (a *app) resolve(arg string) (target, error) {
 	if err != nil {
 		return target{}, fmt.Errorf("the mount at %s does not tell which volume it shows: use the volume's URL", m.dir)
 	}
-	return target{url: u, point: point, mount: m.dir}, nil
+	t := target{url: u, point: point, mount: m.dir}
+	if point == "" {
+		t.point, t.fixed = u.Point, u.Point != ""
+	}
+	t.url.Point = ""
+	return t, nil
 }
 
 // pingWait is how long a mount may take to answer that it is there.
@@ -140,6 +153,21 @@ type ping struct {
 	URL        string `json:"url"`
 	Volume     string `json:"volume"`
 	MountPoint text   `json:"mount_point"`
+}
+
+// server returns a client of the process that serves the mounted point that a
+// target names, and else of the volume's owner; nil when there is none.
+func (a *app) server(ctx context.Context, t target) (*control.Client, error) {
+	if !t.fixed {
+		return a.owner(ctx, t)
+	}
+	r, ok := a.findRecord(t.mount)
+	if !ok {
+		return nil, nil
+	}
+	u := t.url
+	u.Point = t.point
+	return pingSocket(ctx, string(r.Socket), u)
 }
 
 // owner returns a client of the process of this machine that owns the volume,

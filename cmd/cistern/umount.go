@@ -44,12 +44,12 @@ the mount stays.`,
 			return err
 		}
 		r, found := a.findRecord(m.dir)
-		owner, err := a.owner(ctx, t)
+		owner, err := a.server(ctx, t)
 		if err != nil && !found {
 			return err
 		}
 		if owner == nil {
-			return a.dropDead(m, r)
+			return a.dropDead(t, m, r)
 		}
 		bar := progress.Start(a.stderr, a.terminal, "committing", 0)
 		var last umountEvent
@@ -71,6 +71,9 @@ the mount stays.`,
 		if err != nil {
 			return err
 		}
+		if t.fixed {
+			return a.say("%s is unmounted; it showed commit %s", m.dir, last.Commit)
+		}
 		if last.Left != "" {
 			return a.say("%s is unmounted; left in the journal: %s", m.dir, last.Left)
 		}
@@ -79,13 +82,16 @@ the mount stays.`,
 }
 
 // dropDead takes a mount whose process is gone out of the directory tree.
-func (a *app) dropDead(m mounted, r record) error {
+func (a *app) dropDead(t target, m mounted, r record) error {
 	err := unix.Unmount(m.dir, unix.MNT_DETACH)
 	if errors.Is(err, unix.EPERM) {
 		err = exec.Command("fusermount3", "-u", "-z", "--", m.dir).Run()
 	}
 	if err != nil {
 		return fmt.Errorf("the process that served %s is gone, and the mount can't be taken away: %w", m.dir, err)
+	}
+	if t.fixed {
+		return a.say("the process that served %s was gone; the mount of commit %s, which nothing was written to, is taken away", m.dir, t.point)
 	}
 	state := string(r.StateDir)
 	if state == "" {
