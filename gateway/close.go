@@ -72,6 +72,9 @@ func (v *Volume) drain(ctx context.Context) error {
 		select {
 		case err := <-done:
 			if err != nil && v.Stopped() == nil {
+				if cause := v.stat.storeError(); cause != nil {
+					err = fmt.Errorf("%w: %w", ErrStore, cause)
+				}
 				return fmt.Errorf("%w: %d bytes: %w", ErrUncommitted, v.dirtyBytes(), err)
 			}
 			return err

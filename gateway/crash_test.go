@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"errors"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -253,12 +254,15 @@ func wantAside(t *testing.T, l *lab, when string) {
 		t.Fatalf("%s: quarantine: %v", when, err)
 	}
 	for _, d := range list {
-		in, err := l.disk.ReadDir(l.dir + "/quarantine/" + d.Name())
+		in, err := l.disk.ReadDir(l.dir + "/quarantine/" + d.Name() + "/journal")
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the move did not come that far
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, f := range in {
-			h, err := l.disk.OpenFile(l.dir+"/quarantine/"+d.Name()+"/"+f.Name(), os.O_RDONLY, 0)
+			h, err := l.disk.OpenFile(l.dir+"/quarantine/"+d.Name()+"/journal/"+f.Name(), os.O_RDONLY, 0)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -72,7 +72,6 @@ type Options struct {
 	JournalFileBytes int64         // default 1/32 of JournalBytes, 2 to 32 MiB; less than 2 MiB counts as 2 MiB
 	MemoryBytes      int64         // of uncommitted metadata, default 96 MiB
 	UploadBytes      int64         // of buffers being uploaded, default 96 MiB
-	Uploads          int           // parallel uploads of a commit, default 8
 	ReferenceBytes   int           // smaller writes are journaled as data, default 64 KiB
 	Fetches          int           // parallel ranged reads, default 16
 	LimitENOSPC      bool          // at a limit: ENOSPC after LimitWait instead of waiting on
@@ -132,9 +131,6 @@ func (o *Options) setDefaults() {
 	def(&o.UploadBytes, 96<<20)
 	if o.ReferenceBytes == 0 {
 		o.ReferenceBytes = 64 << 10
-	}
-	if o.Uploads == 0 {
-		o.Uploads = 8
 	}
 	if o.Fetches == 0 {
 		o.Fetches = 16

@@ -25,12 +25,29 @@ func Open(ctx context.Context, o Options) (*Volume, error) {
 		return nil, err
 	}
 	o.setDefaults()
+	v, err := openOnce(ctx, o)
+	if errors.Is(err, errSetAside) {
+		// The journal is not to be redone: owner.json says so, and the next
+		// attempt begins by moving it away.
+		v, err = openOnce(ctx, o)
+	}
+	if err != nil {
+		return nil, err
+	}
+	v.startBackground()
+	return v, nil
+}
+
+// errSetAside: the journal must be set aside before the volume can be opened.
+var errSetAside = errors.New("journal is to be set aside")
+
+func openOnce(ctx context.Context, o Options) (*Volume, error) {
 	v := &Volume{
 		fetcher: newFetcher(o.Store, "", o.Fetches, &counters{}, o.Now),
 		opt:     o, log: o.Logger, fs: o.FS,
 		active: newLayer(), refs: map[InodeID]*extent.Map[refValue]{},
-		uploads: newBudget(o.UploadBytes), ahead: make(chan readAheadTask, readAheadQueue),
-		quit: make(chan struct{}),
+		ahead: make(chan readAheadTask, readAheadQueue),
+		quit:  make(chan struct{}),
 	}
 	v.commit.init()
 	v.ctx, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -39,7 +56,6 @@ func Open(ctx context.Context, o Options) (*Volume, error) {
 		v.cancel()
 		return nil, errors.Join(err, v.closeLocal())
 	}
-	v.startBackground()
 	return v, nil
 }
 
@@ -108,6 +124,11 @@ func (v *Volume) open(ctx context.Context) error {
 	if err := v.openIndex(ctx, head); err != nil {
 		return err
 	}
+	if v.owner.Aside {
+		if err := v.setAside(); err != nil {
+			return err
+		}
+	}
 	if v.cache, err = cache.Open(v.fs, filepath.Join(dir, "cache"), cache.Options{LimitBytes: v.opt.CacheBytes, Logger: v.log}); err != nil {
 		return fmt.Errorf("cache in %s: %w", dir, err)
 	}
@@ -125,6 +146,11 @@ func (v *Volume) useDoc(doc *metadata.VolumeDoc) error {
 	if v.objectSize < minObjectSize || v.objectSize > maxObjectSize {
 		return fmt.Errorf("%w: %s gives an object size of %d bytes", ErrDamaged, metadata.VolumeKey, v.objectSize)
 	}
+	// A commit holds one segment while it waits for room for one object.
+	if err := doc.Writable(); err != nil {
+		return fmt.Errorf("%w: %s: %w", ErrNewerFormat, v.opt.URL, err)
+	}
+	v.uploads = newBudget(max(v.opt.UploadBytes, segmentTarget+v.objectSize))
 	return nil
 }
 
@@ -175,6 +201,10 @@ func (v *Volume) unowned(o *ownerFile) error {
 	if !v.opt.AcceptLostJournal {
 		return fmt.Errorf("%w: %s is there and %s is not, which says whose it is: bring it back, or mount with --accept-lost-journal to set the journal aside", ErrLostJournal, dir, o.path)
 	}
+	// Its identity is not known: a new one names the place where it is kept.
+	if o.Journal, err = v.randomHex(16); err != nil {
+		return err
+	}
 	o.Aside = true
 	return nil
 }
@@ -189,11 +219,8 @@ func (v *Volume) takeHead(h metadata.Head) {
 // openJournal opens the journal and redoes it if it is this owner's to redo.
 func (v *Volume) openJournal(ctx context.Context, epoch uint64, hint metadata.CommitID) error {
 	dir := filepath.Join(v.opt.StateDir, "journal")
-	if v.owner.Aside {
-		return v.replaceJournal(dir, epoch)
-	}
 	known := v.owner.Journal
-	if known == "" {
+	if known == "" || v.owner.Aside {
 		return v.freshJournal(dir, epoch)
 	}
 	id, err := hex.DecodeString(known)
@@ -210,9 +237,22 @@ func (v *Volume) openJournal(ctx context.Context, epoch uint64, hint metadata.Co
 			return fmt.Errorf("%w: %s: %w; what it held beyond commit %s is lost: bring it back, or mount with --accept-lost-journal", ErrLostJournal, dir, err, v.head.CommitID)
 		}
 		v.log.Warn("journal is lost and that was accepted", "directory", dir, "error", err)
-		return v.replaceJournal(dir, epoch)
+		return v.asideNext()
 	}
-	return journalError(err)
+	return v.journalDamaged(dir, err)
+}
+
+// journalDamaged answers a journal that can't be read: its damage is accepted
+// only when that was said.
+func (v *Volume) journalDamaged(dir string, err error) error {
+	if !errors.Is(err, journal.ErrDamaged) {
+		return journalError(err)
+	}
+	if !v.opt.AcceptLostJournal {
+		return fmt.Errorf("%w; mount with --accept-lost-journal to set %s aside and go on from commit %s", journalError(err), dir, v.head.CommitID)
+	}
+	v.log.Warn("journal is damaged and that was accepted", "directory", dir, "error", err)
+	return v.asideNext()
 }
 
 func journalError(err error) error {
@@ -223,8 +263,9 @@ func journalError(err error) error {
 }
 
 func (v *Volume) journalOptions(id [16]byte, create bool) journal.Options {
+	v.journalBytes = v.journalLimit()
 	return journal.Options{
-		Create: create, FileSize: v.opt.JournalFileBytes, MaxBytes: v.journalLimit(), Identity: id,
+		Create: create, FileSize: v.opt.JournalFileBytes, MaxBytes: v.journalBytes, Identity: id,
 		BeforeSync: v.syncReferences, Expand: v.expandReference, Verify: v.verifyRecord,
 		Rand: v.opt.Rand, Logger: v.log,
 	}
@@ -273,40 +314,47 @@ func (v *Volume) freshJournal(dir string, epoch uint64) error {
 	return v.owner.save()
 }
 
-// replaceJournal sets the journal aside and starts another. owner.json says so
-// first: without it a mount that dies in between looks like a lost journal.
-func (v *Volume) replaceJournal(dir string, epoch uint64) error {
-	if !v.owner.Aside {
-		v.owner.Aside = true
-		if err := v.owner.save(); err != nil {
-			return err
-		}
-	}
-	if err := v.setAside(dir); err != nil {
+// asideNext makes the next attempt to open the volume set the journal aside.
+// owner.json says so first: a mount that dies in between must not look like a
+// lost journal, nor redo it after all.
+func (v *Volume) asideNext() error {
+	v.owner.Aside = true
+	if err := v.owner.save(); err != nil {
 		return err
 	}
-	return v.freshJournal(dir, epoch)
+	return errSetAside
 }
 
-// setAside moves a journal that must not be redone here out of the way.
-func (v *Volume) setAside(dir string) error {
-	base := filepath.Join(v.opt.StateDir, "quarantine")
-	if err := makeDir(v.fs, base); err != nil {
+// setAside moves a journal that must not be redone here out of the way, and
+// with it the cache, whose files hold what its references point at.
+func (v *Volume) setAside() error {
+	// The name is the same at every attempt, so that the two stay together.
+	name := v.owner.Journal
+	if name == "" {
+		name = fmt.Sprintf("unowned-%d", v.lease.doc.Epoch)
+	}
+	to := filepath.Join(v.opt.StateDir, "quarantine", name)
+	if err := makeDir(v.fs, to); err != nil {
 		return err
 	}
-	if _, err := v.fs.Stat(dir); err != nil {
-		return nil // there is nothing to keep
+	for _, name := range []string{"journal", "cache"} {
+		from := filepath.Join(v.opt.StateDir, name)
+		if _, err := v.fs.Stat(from); err != nil {
+			continue // there is nothing to keep
+		}
+		if _, err := v.fs.Stat(filepath.Join(to, name)); err == nil {
+			continue // moved by an earlier attempt, which began a new one
+		}
+		if err := v.fs.Rename(from, filepath.Join(to, name)); err != nil {
+			return fmt.Errorf("set %s aside: %w", from, err)
+		}
 	}
-	to := filepath.Join(base, fmt.Sprintf("journal-before-epoch-%d", v.lease.doc.Epoch))
-	if err := v.fs.Rename(dir, to); err != nil {
-		return fmt.Errorf("set %s aside: %w", dir, err)
-	}
-	for _, d := range []string{base, v.opt.StateDir} {
+	for _, d := range []string{to, v.opt.StateDir} {
 		if err := v.fs.SyncDir(d); err != nil {
 			return fmt.Errorf("sync %s: %w", d, err)
 		}
 	}
-	v.log.Warn("journal set aside", "directory", to)
+	v.log.Warn("journal and cache were set aside: delete them when what they held is not needed", "directory", to)
 	return nil
 }
 

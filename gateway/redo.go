@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"time"
 
-	"github.com/cisternfs/cistern/internal/extent"
 	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/metadata"
 )
@@ -22,20 +20,17 @@ func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, hint met
 		return err
 	}
 	if !own {
-		if err := v.journal.Close(); err != nil {
-			v.log.Warn("closing a journal that is set aside", "error", err)
-		}
-		v.log.Warn("another owner has written to the volume since: what this journal held beyond the bucket is kept aside for `cistern salvage`", "epoch", from)
-		return v.replaceJournal(dir, epoch)
+		v.log.Warn("another owner has written to the volume since: what this journal held beyond the bucket is set aside", "epoch", from)
+		return v.asideNext()
 	}
 	v.replaying = true
 	defer func() { v.replaying = false }()
 	info, err := v.journal.Replay(journal.LSN(v.head.LastLSN), journal.LSN(v.head.LastLSN), v.redo)
 	if info.GapFirst != 0 { // and what comes after it need not fit
-		return v.redoGap(dir, epoch, info)
+		return v.redoGap(dir, info)
 	}
 	if err != nil {
-		return journalError(err)
+		return v.journalDamaged(dir, err)
 	}
 	if info.Torn {
 		v.log.Info("journal ended in a torn tail, which was never acknowledged as durable", "reason", info.TornReason, "bytes", info.TornBytes)
@@ -55,31 +50,12 @@ func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, hint met
 
 // redoGap answers a journal whose first records are missing: what follows them
 // has nothing to be applied to.
-func (v *Volume) redoGap(dir string, epoch uint64, info journal.ReplayInfo) error {
+func (v *Volume) redoGap(dir string, info journal.ReplayInfo) error {
 	if !v.opt.AcceptLostJournal {
 		return fmt.Errorf("%w: records %d to %d are missing between commit %s and the journal in %s; mount with --accept-lost-journal to go on from the commit", ErrLostJournal, info.GapFirst, info.GapLast, v.head.CommitID, dir)
 	}
 	v.log.Warn("journal has a gap and that was accepted", "directory", dir, "first", info.GapFirst, "last", info.GapLast)
-	for ino, m := range v.refs {
-		f := v.cache.Get(uint64(ino))
-		m.Visit(0, wholeFile, func(_, _ int64, r refValue) bool {
-			f.Unpin(r.off, r.len)
-			return true
-		})
-		f.Release()
-	}
-	v.mu.Lock()
-	v.active, v.refs, v.refBytes = newLayer(), map[InodeID]*extent.Map[refValue]{}, 0
-	v.takeHead(v.index.Head())
-	v.mu.Unlock()
-	v.unsynced.take()
-	v.commit.mu.Lock()
-	v.commit.since = time.Time{}
-	v.commit.mu.Unlock()
-	if err := v.journal.Close(); err != nil {
-		v.log.Warn("closing a journal that is set aside", "error", err)
-	}
-	return v.replaceJournal(dir, epoch)
+	return v.asideNext()
 }
 
 // sealedByUs says whether every epoch from the journal's to the one before

@@ -41,6 +41,13 @@ func (c *counters) storeWorks() {
 	c.storeErr = nil
 }
 
+// storeError is the failure of the last request, or nil when it succeeded.
+func (c *counters) storeError() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.storeErr
+}
+
 // progress changes whenever something reaches the bucket.
 func (c *counters) progress() int64 { return c.uploads.Load() + c.commits.Load() }
 
@@ -129,7 +136,7 @@ func (v *Volume) Status() Status {
 }
 
 func (v *Volume) statusParts(s *Status, j journal.Stats, c cache.Stats) {
-	s.Journal = JournalStatus{End: j.End, Durable: j.Durable, Live: j.LiveBytes, Limit: v.opt.JournalBytes, Unsynced: j.UnsyncedBytes, Syncs: j.Syncs, Error: text(j.LastError)}
+	s.Journal = JournalStatus{End: j.End, Durable: j.Durable, Live: j.LiveBytes, Limit: v.journalBytes, Unsynced: j.UnsyncedBytes, Syncs: j.Syncs, Error: text(j.LastError)}
 	s.Cache = CacheStatus{Limit: c.Limit, Allocated: c.Allocated, Pinned: c.Pinned, Hits: c.Hits, Misses: c.Misses, Evictions: c.Evictions, Error: text(c.LastError)}
 	n := v.stat
 	s.Written, s.Uploaded, s.Fetched = n.written.Load(), n.uploaded.Load(), n.fetched.Load()

@@ -54,6 +54,8 @@ type Volume struct {
 	stopped atomic.Pointer[stopCause] // why nothing may be written any more, or nil
 	pending atomic.Int64              // estimated memory of the layers
 
+	journalBytes int64 // the journal's limit
+
 	replaying bool         // redo runs: limits don't apply
 	sinceSync atomic.Int64 // bytes appended since the journal was last synced
 	unsynced  syncSet      // cache files with references not yet durable
@@ -286,7 +288,7 @@ func (v *Volume) Statfs() Statfs {
 // Fsync makes everything acknowledged so far durable in the mount's mode,
 // whatever inode it is asked for.
 func (v *Volume) Fsync(ctx context.Context, ino InodeID) error {
-	if err := v.Stopped(); err != nil && !errors.Is(err, ErrFenced) {
+	if err := v.Stopped(); err != nil {
 		return err
 	}
 	lsn := v.journal.End()

@@ -112,8 +112,8 @@ type Slot struct {
 
 // CommitID names a commit.
 type CommitID struct {
-	Epoch uint64
-	N     uint64
+	Epoch uint64 `json:"epoch"`
+	N     uint64 `json:"n"`
 }
 
 func (c CommitID) String() string { return fmt.Sprintf("%d/%d", c.Epoch, c.N) }
