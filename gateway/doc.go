@@ -34,6 +34,18 @@
 // commits (recover.go), and replays the journal's records after it into the
 // active layer (redo.go): the same apply methods as live.
 //
+// # Views and pins
+//
+// A View (view.go) is one commit, read from the bucket alone, with a cache of
+// what was read (viewcache.go): it needs no lease and no journal. What keeps
+// its objects from collection is a Pin (pin.go), an object in the bucket:
+//
+//	pins/<name>~<random>.json   {kind, name, commit, holder, expiry}
+//
+// A pin begins as one of kind claim. It is proven by the last commit's horizon,
+// or by another pin on the same commit, and is then written anew under its own
+// kind and another key, since a key is used for one body ever.
+//
 // # Locks, in the order in which they are taken
 //
 //	node.lock  range lock of one inode's bytes; never held over the network

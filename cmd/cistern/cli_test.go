@@ -332,7 +332,7 @@ func TestExitStatus_EveryFlagHelpEnds(t *testing.T) {
 	a := &app{}
 	for _, c := range a.root().Commands() {
 		out := p.must(c.Name(), "--help")
-		if strings.Contains(out, "read-only") || strings.Contains(out, "ready-fd") || strings.Contains(out, "compress") {
+		if strings.Contains(out, "--read-only") || strings.Contains(out, "ready-fd") || strings.Contains(out, "compress") {
 			t.Errorf("%s --help offers what this build has not:\n%s", c.Name(), out)
 		}
 	}

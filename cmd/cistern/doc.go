@@ -9,6 +9,7 @@
 //	             (remote.go), over a volume that is open here (live.go), or
 //	             over the bucket alone (reading.go)
 //	serve.go     the process of a mount   api.go       its control socket
+//	fixed.go     what it serves when it mounts a point: one commit, pinned
 //
 // # How a command reaches a volume
 //
@@ -23,7 +24,11 @@
 //	/run/cistern/<hash of the mount point>.json   {pid, url, mount_point, state_dir, socket, started}
 //	/var/lib/cistern/<hash of the URL>/           state directory, unless --state names another
 //	    control.sock, mount.log                   beside what package gateway keeps there
+//	/var/lib/cistern/point-<hash>/                of a mount of a point, one a point and mount point
+//	    fixed/                                    its cache and index, which go with the mount
 //	/var/lib/cistern/command-<random>/            of a writing command, while it runs
+//
+// The url of a mount of a point ends with @ and the commit's number.
 //
 // Ordinary users have $XDG_RUNTIME_DIR/cistern and ~/.local/state/cistern.
 //
