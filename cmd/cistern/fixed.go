@@ -20,6 +20,7 @@ import (
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/vfs"
 	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
 )
 
 const (
@@ -203,6 +204,44 @@ func (f *fixed) Close(ctx context.Context) error {
 		cancel()
 	}
 	return errors.Join(append(errs, f.lock.Close())...)
+}
+
+// dropPointState removes what a mount of a point that was killed left.
+func dropPointState(state string) error {
+	if state == "" || probeLock(state) != nil {
+		return nil // not known, or somebody's by now
+	}
+	dir := filepath.Join(state, fixedName)
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("the mount is taken away, but what it kept stays: %w", localError(dir, err))
+	}
+	return nil
+}
+
+// pointMount returns where a point of a volume is mounted on this machine; empty
+// when none is.
+func (a *app) pointMount(ctx context.Context, t target) string {
+	for _, dir := range a.runDirs() {
+		list, err := os.ReadDir(dir)
+		if err != nil {
+			continue // nobody has mounted anything there
+		}
+		for _, e := range list {
+			r, ok := readRecord(filepath.Join(dir, e.Name()))
+			u, err := objstore.ParseURL(r.URL)
+			if !ok || err != nil || u.Point == "" {
+				continue
+			}
+			volume := u
+			if volume.Point = ""; volume != t.url {
+				continue
+			}
+			if c, err := pingSocket(ctx, string(r.Socket), u); c != nil || err != nil {
+				return string(r.MountPoint)
+			}
+		}
+	}
+	return ""
 }
 
 // lapsed says what is wrong with a mount of a fixed point; empty: nothing.

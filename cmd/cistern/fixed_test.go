@@ -241,6 +241,9 @@ func TestMount_FixedPoint_Killed(t *testing.T) {
 	if out := p.mustBinary("umount", dir); !strings.Contains(out, "is taken away") {
 		t.Errorf("umount says %q", out)
 	}
+	if _, err := os.Stat(filepath.Join(state, fixedName)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its cache is left: %v", err)
+	}
 	if st := decode[mountStatus](t, p.must("status", "--json", mnt)); !st.Healthy {
 		t.Errorf("the writable mount: %+v", st)
 	}
@@ -302,6 +305,7 @@ func TestMount_FixedPoint_KernelReadsWholeFiles(t *testing.T) {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+	p.fails(3, "is mounted on "+dir, "destroy", "--yes", p.url())
 	if err := os.Rename(p.path("bucket"), p.path("away")); err != nil {
 		t.Fatal(err)
 	}

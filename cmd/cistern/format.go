@@ -115,6 +115,9 @@ clone uses.`,
 		if owner, err := a.owner(ctx, t); err == nil && owner != nil {
 			return &statusError{fmt.Errorf("%s is mounted on this machine: unmount it first", t.url), exitOwned}
 		}
+		if dir := a.pointMount(ctx, t); dir != "" {
+			return &statusError{fmt.Errorf("a point of %s is mounted on %s: unmount it first", t.url, text(dir).shown()), exitOwned}
+		}
 		s, err := openStore(ctx, t.url, false, nil)
 		if err != nil {
 			return err

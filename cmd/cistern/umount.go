@@ -91,6 +91,9 @@ func (a *app) dropDead(t target, m mounted, r record) error {
 		return fmt.Errorf("the process that served %s is gone, and the mount can't be taken away: %w", m.dir, err)
 	}
 	if t.fixed {
+		if err := dropPointState(string(r.StateDir)); err != nil {
+			return err
+		}
 		return a.say("the process that served %s was gone; the mount of commit %s, which nothing was written to, is taken away", m.dir, t.point)
 	}
 	state := string(r.StateDir)
