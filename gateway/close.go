@@ -19,7 +19,7 @@ func (v *Volume) startBackground() {
 	if v.opt.Manual {
 		return
 	}
-	run := []func(){v.runCommits, v.runSync, v.runLease, v.runFolds, v.runManifests, v.runCollect}
+	run := []func(){v.runCommits, v.runSync, v.runLease, v.runFolds, v.runManifests, v.runCollect, v.runWatch}
 	for range readAheadWorkers {
 		run = append(run, v.runReadAhead)
 	}

@@ -408,5 +408,13 @@ func (v *Volume) runCollect() {
 		if _, err := v.Collect(v.ctx, false); err != nil && v.ctx.Err() == nil {
 			v.log.Warn("collection failed; trying again later", "error", err)
 		}
+		if v.unclean {
+			// Once: what a writer that was cut off had uploaded and not committed.
+			if _, err := v.CollectOrphans(v.ctx, false); err == nil {
+				v.unclean = false
+			} else if v.ctx.Err() == nil {
+				v.log.Warn("scan for orphans failed; trying again later", "error", err)
+			}
+		}
 	}
 }

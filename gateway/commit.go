@@ -249,6 +249,7 @@ func (v *Volume) applyCommit(b *built) error {
 	freed := v.dropReferences(cut)
 	v.notePending()
 	v.mu.Unlock()
+	v.settleReigns(cut)
 	v.commit.done = nil
 	v.commit.next = metadata.CommitID{Epoch: b.c.Epoch, N: b.c.N + 1}
 	v.afterCommit(b)
@@ -261,6 +262,21 @@ func (v *Volume) applyCommit(b *built) error {
 	v.stat.commits.Add(1)
 	v.commit.wake(nil)
 	return nil
+}
+
+// settleReigns forgets earlier reigns once all that was redone of their journal
+// is committed.
+func (v *Volume) settleReigns(cut journal.LSN) {
+	if v.redone == 0 || cut < v.redone {
+		return
+	}
+	v.redone = 0
+	all := v.owner.Reigns
+	v.owner.Reigns = []string{v.owner.current()}
+	if err := v.owner.save(); err != nil {
+		v.owner.Reigns = all // the next mount has more of them to compare with
+		v.log.Warn("owner.json keeps earlier reigns", "error", err)
+	}
 }
 
 // ownedReference is a reference and whose it is.

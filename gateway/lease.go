@@ -74,6 +74,7 @@ func (v *Volume) acquire(ctx context.Context) error {
 		wait := time.Duration(l.DurationMS) * time.Millisecond
 		switch {
 		case free || time.Since(since) >= wait && !v.opt.RequireReleased:
+			v.unclean = !l.Released
 			taken, err := v.take(ctx, l, version)
 			if taken || err != nil {
 				return err

@@ -44,6 +44,7 @@ func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, hint met
 		v.owner.Reigns = []string{v.owner.current()}
 		return v.owner.save()
 	}
+	v.redone = v.active.last
 	v.log.Info("journal redone", "first", v.active.first, "last", v.active.last)
 	return nil
 }

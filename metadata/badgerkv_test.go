@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 func contents(t testing.TB, kv KV) map[string]string {
@@ -138,9 +139,7 @@ func TestBadgerKV_Sync_SurvivesKill(t *testing.T) {
 	}
 	must(t, kv.Sync())
 	want := contents(t, kv)
-	twin := filepath.Join(t.TempDir(), "twin")
-	must(t, os.CopyFS(twin, os.DirFS(dir)))
-	again := openTestBadger(t, twin)
+	again := openTestBadger(t, copyAtRest(t, dir))
 	got := contents(t, again)
 	if len(got) != 120 || len(got) != len(want) {
 		t.Fatalf("%d keys of %d", len(got), len(want))
@@ -156,6 +155,41 @@ func TestBadgerKV_Sync_SurvivesKill(t *testing.T) {
 		more, err = again.GC()
 		must(t, err)
 	}
+}
+
+// copyAtRest copies the directory of a store that is open and not written to. A
+// kill is one moment and a copy is not: it is taken again when the store's own
+// background work changed a file meanwhile.
+func copyAtRest(t *testing.T, dir string) string {
+	t.Helper()
+	list := func() string {
+		entries, err := os.ReadDir(dir)
+		must(t, err)
+		var out strings.Builder
+		for _, e := range entries {
+			i, err := e.Info()
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			must(t, err)
+			fmt.Fprintln(&out, e.Name(), i.Size(), i.ModTime())
+		}
+		return out.String()
+	}
+	for range 200 {
+		before := list()
+		twin := filepath.Join(t.TempDir(), "twin")
+		err := os.CopyFS(twin, os.DirFS(dir))
+		if err == nil && list() == before {
+			return twin
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	t.Fatal("the store never came to rest")
+	return ""
 }
 
 // makeStore leaves a closed store with tables and a log, and what it holds.
