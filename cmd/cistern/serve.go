@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"syscall"
@@ -74,10 +76,30 @@ type mountProcess struct {
 	result error         // of closing the volume
 }
 
+// What a mount's process takes. Its goroutines sit in system calls, during which
+// they occupy one of GOMAXPROCS: with few of them everybody waits for the disk.
+// The memory limit makes the collector work harder before it is passed; it is
+// no bound of its own.
+const (
+	leastProcs  = 8
+	memoryLimit = 320 << 20 // bytes
+)
+
+// tuneRuntime sets what the environment leaves open.
+func tuneRuntime() {
+	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) < leastProcs {
+		runtime.GOMAXPROCS(leastProcs)
+	}
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(memoryLimit)
+	}
+}
+
 // mountForeground serves the mount until it is unmounted.
 func (a *app) mountForeground(ctx context.Context, o *mountOptions) error {
 	// A mount outlives who reads its output.
 	signal.Ignore(syscall.SIGPIPE)
+	tuneRuntime()
 	err := detach(o)
 	var out io.Writer = a.stderr
 	// A daemon's standard error is its log already.
