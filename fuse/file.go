@@ -130,6 +130,9 @@ func (fs *fileSystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) 
 	if in.Offset > math.MaxInt64 {
 		return nil, fuse.EINVAL
 	}
+	if in.ReadFlags&fuse.READ_LOCKOWNER == 0 {
+		fs.pages.add(f.ino) // before the bytes are read: see dropPages
+	}
 	n, err := f.handle.Read(request(cancel), buf, int64(in.Offset))
 	if err != nil && interrupted(err) {
 		err = fs.persist(&in.InHeader, func(ctx context.Context) (err error) {
@@ -153,6 +156,10 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 	if in.Offset > gateway.MaxFileSize || in.Offset+uint64(len(data)) > gateway.MaxFileSize {
 		return 0, fuse.Status(unix.EFBIG)
 	}
+	direct := in.WriteFlags&fuse.WRITE_LOCKOWNER != 0
+	if !direct {
+		fs.pages.add(f.ino)
+	}
 	ctx := request(cancel)
 	kill := in.WriteFlags&fuse.WRITE_KILL_SUIDGID != 0 && fs.hasSetID(ctx, f.ino)
 	flags := gateway.WriteFlags{KillSetID: kill}
@@ -170,7 +177,7 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 	if n == 0 && err != nil {
 		return 0, fs.nodeStatus("write", in.NodeId, err)
 	}
-	if in.WriteFlags&fuse.WRITE_LOCKOWNER != 0 {
+	if direct && fs.pages.has(f.ino) {
 		if err = fs.dropPages(f.ino, int64(in.Offset), int64(n)); err != nil {
 			return 0, fs.nodeStatus("write", in.NodeId, err)
 		}
@@ -189,9 +196,11 @@ func (fs *fileSystem) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byt
 // dropPages takes the pages of a direct write out of the kernel's cache. For
 // an asynchronous write the kernel does so before it only: a buffered read that
 // overtook the write in this process would leave an old page there for good.
-// Direct writes are told by their lock owner. That must be exact: this waits
-// for pages that are being read or written, and a write through the page cache
-// may hold one of its own.
+// Such a read has put the inode into fs.pages before it read the old bytes.
+//
+// Direct reads and writes are told by their lock owner. For writes that must be
+// exact: this waits for pages that are being read or written, and a write
+// through the page cache may hold one of its own.
 func (fs *fileSystem) dropPages(ino gateway.InodeID, off, n int64) error {
 	return notified("inode", ino, fs.server.InodeNotify(uint64(ino), off, n))
 }

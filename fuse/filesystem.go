@@ -22,6 +22,7 @@ type fileSystem struct {
 	log        *slog.Logger
 	complaints complaints
 	handles    handleTable
+	pages      pageTable
 	backing    *backings // nil without passthrough
 
 	server    *fuse.Server // set by Init, before the first request
