@@ -106,3 +106,29 @@ func BenchmarkVolume_Read16K(b *testing.B) {
 		}
 	})
 }
+
+// Writes of 32 at a time to one file, as asynchronous direct I/O makes them.
+func BenchmarkVolume_Write16KDeep(b *testing.B) {
+	v := benchVolume(b)
+	n, err := v.Create(bg, metadata.RootInode, "f", modeRegular|0o644, 0, Owner{}, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	h, err := v.Open(bg, n.ID)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer h.Close()
+	b.SetBytes(16 << 10)
+	b.SetParallelism(16)
+	b.ResetTimer()
+	b.RunParallel(func(pb *testing.PB) {
+		p := make([]byte, 16<<10)
+		for pb.Next() {
+			if _, err := h.Write(bg, p, rand.Int64N(16384)<<14, WriteFlags{}); err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+}
