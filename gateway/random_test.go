@@ -94,6 +94,7 @@ type run struct {
 	history []state
 	durable journal.LSN // what fsync has promised
 	bucket0 journal.LSN // what a commit has promised
+	acked   journal.LSN // the last operation that was answered
 	open    map[InodeID]*Handle
 	step    int
 	trace   []string
@@ -147,7 +148,8 @@ func (r *run) apply(what string, onModel func(m *model) error, onVolume func() e
 	}
 	if err == nil {
 		r.m = next
-		r.history = append(r.history, state{r.lsn(), next})
+		r.acked = r.lsn()
+		r.history = append(r.history, state{r.acked, next})
 	}
 	return err
 }
@@ -525,7 +527,7 @@ func (r *run) recovered(promised journal.LSN, what string) {
 	r.m = r.at(lsn)
 	i := sort.Search(len(r.history), func(i int) bool { return r.history[i].lsn > lsn })
 	r.history = r.history[:i]
-	r.durable, r.bucket0 = lsn, min(r.bucket0, lsn)
+	r.durable, r.bucket0, r.acked = lsn, min(r.bucket0, lsn), lsn
 	r.check()
 	// What nobody holds any more is gone, also for the model.
 	next := r.m.next()
@@ -542,14 +544,13 @@ func (r *run) recovered(promised journal.LSN, what string) {
 func (r *run) crash() {
 	power := r.rnd(2) == 0
 	r.note("crash power=%v at lsn %d, durable %d, bucket %d, killed %v", power, r.lsn(), r.durable, r.bucket0, r.fault.Killed())
-	last := r.lsn()
 	r.fault.Kill()
 	r.faulty.Kill()
 	if err := r.v.Abandon(); err != nil && !errors.Is(err, vfs.ErrKilled) {
 		r.note("abandon: %v", err)
 	}
 	r.open = map[InodeID]*Handle{}
-	promised := last
+	promised := r.acked
 	r.mu.Lock()
 	if power {
 		promised = r.durable

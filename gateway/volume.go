@@ -212,11 +212,26 @@ func (v *Volume) syncJournal(ctx context.Context, lsn journal.LSN) error {
 // holds no lock but the range lock that the operation needs.
 func (v *Volume) do(res *journal.Reservation, op operation, data []byte) (journal.LSN, error) {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	return v.doLocked(res, op, data)
+	lsn, err := v.enqueue(res, op, data)
+	v.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	return lsn, v.handOver(lsn)
 }
 
+// doLocked is do for callers that hold v.mu.
 func (v *Volume) doLocked(res *journal.Reservation, op operation, data []byte) (journal.LSN, error) {
+	lsn, err := v.enqueue(res, op, data)
+	if err != nil {
+		return 0, err
+	}
+	return lsn, v.handOver(lsn)
+}
+
+// enqueue gives an operation its place in the journal and applies it. It must
+// not be acknowledged before handOver. Caller holds v.mu.
+func (v *Volume) enqueue(res *journal.Reservation, op operation, data []byte) (journal.LSN, error) {
 	if err := v.writable(); err != nil {
 		return 0, err
 	}
@@ -224,7 +239,7 @@ func (v *Volume) doLocked(res *journal.Reservation, op operation, data []byte) (
 	if err != nil {
 		return 0, err
 	}
-	lsn, locs, err := v.journal.Append(res, journal.Entry{Op: op.kind(), Body: encodeOp(op), Data: data})
+	lsn, locs, err := v.journal.Enqueue(res, journal.Entry{Op: op.kind(), Body: encodeOp(op), Data: data})
 	if err != nil {
 		return 0, v.appendError(err)
 	}
@@ -233,8 +248,16 @@ func (v *Volume) doLocked(res *journal.Reservation, op operation, data []byte) (
 	return lsn, nil
 }
 
+// handOver hands everything up to lsn to the kernel: from then on it survives
+// the end of this process.
+func (v *Volume) handOver(lsn journal.LSN) error {
+	if err := v.journal.Write(lsn); err != nil {
+		return v.appendError(err)
+	}
+	return nil
+}
+
 // appendError stops the volume when the journal can't be written any more.
-// Caller holds v.mu.
 func (v *Volume) appendError(err error) error {
 	if !errors.Is(err, journal.ErrBroken) {
 		return fmt.Errorf("journal: %w", err)

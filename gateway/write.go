@@ -215,10 +215,13 @@ func (w *write) data(stagedFrom int64) error {
 	v := w.v
 	op := &writeOp{ino: w.nd.id, off: w.off, length: int64(len(w.p)), time: v.clock(), killID: w.killID, staged: w.staged, whole: w.whole}
 	v.mu.Lock()
-	_, err := v.doLocked(w.res, op, w.p)
+	lsn, err := v.enqueue(w.res, op, w.p)
 	m := v.refs[w.nd.id]
 	overRef := m != nil && m.Overlaps(w.off, w.end)
 	v.mu.Unlock()
+	if err == nil {
+		err = v.handOver(lsn)
+	}
 	if err != nil {
 		return err
 	}

@@ -44,6 +44,7 @@ func (p *bufferPools) put(g *group) {
 var (
 	errSyncFirst    = errors.New("too many unsynced bytes")
 	errRewriteFirst = errors.New("current file failed")
+	errRollFirst    = errors.New("current file is full")
 )
 
 // Append writes one operation: its entries get consecutive LSNs, of which it
@@ -56,6 +57,22 @@ var (
 // ErrNoSpace or an I/O error when no file could be begun, and then nothing was
 // appended. After ErrBroken a recovery may find the operation or not.
 func (j *Journal) Append(r *Reservation, entries ...Entry) (LSN, []Loc, error) {
+	first, locs, err := j.Enqueue(r, entries...)
+	if err != nil {
+		return 0, nil, err
+	}
+	if err := j.Write(first + LSN(len(entries)) - 1); err != nil {
+		return 0, nil, err
+	}
+	j.forward(locs)
+	return first, locs, nil
+}
+
+// Enqueue is the first half of Append: the operation has its LSNs and its place,
+// ReadData and Sync know it, and Write hands it over. Between the two the caller
+// may let others go on; nothing is acknowledged before Write returned. Errors are
+// those of Append.
+func (j *Journal) Enqueue(r *Reservation, entries ...Entry) (LSN, []Loc, error) {
 	if len(entries) == 0 {
 		return 0, nil, errors.New("append to journal: no entries")
 	}
@@ -79,28 +96,27 @@ func (j *Journal) Append(r *Reservation, entries ...Entry) (LSN, []Loc, error) {
 			locs[i] = Loc{Off: int64(off), Len: uint32(n), CRC: crc}
 		}
 	})
-	first, err := j.appendGroup(g, r, locs)
+	first, err := j.enqueueGroup(g, r, locs)
 	if err != nil {
 		return 0, nil, fmt.Errorf("append to journal: %w", err)
 	}
 	return first, locs, nil
 }
 
-// appendGroup numbers and writes the group; it becomes the journal's. It
-// completes the locs.
-func (j *Journal) appendGroup(g *group, r *Reservation, locs []Loc) (LSN, error) {
+// enqueueGroup numbers the group, which becomes the journal's, and completes the
+// locs.
+func (j *Journal) enqueueGroup(g *group, r *Reservation, locs []Loc) (LSN, error) {
 	for {
-		first, err := j.tryAppend(g, r, locs)
+		first, err := j.tryEnqueue(g, r, locs)
 		switch err {
 		case nil:
 			return first, nil
 		case errSyncFirst:
 			err = j.Sync(context.Background(), j.End())
 		case errRewriteFirst:
-			if err = j.mend(); err == nil && first != 0 {
-				j.forward(locs)
-				return first, nil
-			}
+			err = j.mend()
+		case errRollFirst:
+			err = j.rollFor(int64(len(g.buf)))
 		}
 		if err != nil {
 			return 0, err
@@ -108,9 +124,8 @@ func (j *Journal) appendGroup(g *group, r *Reservation, locs []Loc) (LSN, error)
 	}
 }
 
-// tryAppend is one attempt. With errRewriteFirst and an LSN the group is among
-// the pending ones and its records are written by the rewrite.
-func (j *Journal) tryAppend(g *group, r *Reservation, locs []Loc) (LSN, error) {
+// tryEnqueue is one attempt.
+func (j *Journal) tryEnqueue(g *group, r *Reservation, locs []Loc) (LSN, error) {
 	size := int64(len(g.buf))
 	j.wr.Lock()
 	defer j.wr.Unlock()
@@ -119,9 +134,7 @@ func (j *Journal) tryAppend(g *group, r *Reservation, locs []Loc) (LSN, error) {
 		return 0, err
 	}
 	if f.end+size > f.size {
-		if f, err = j.roll(); err != nil {
-			return 0, err
-		}
+		return 0, errRollFirst
 	}
 	for i := range locs {
 		if locs[i].Len > 0 {
@@ -132,8 +145,7 @@ func (j *Journal) tryAppend(g *group, r *Reservation, locs []Loc) (LSN, error) {
 	g.file, g.off, g.first, g.epoch = f, f.end, j.nextLSN(), j.epoch
 	head := groupHeader{count: g.count, epoch: g.epoch, incarnation: f.head.incarnation, prev: j.prev, durable: j.Durable(), first: g.first}
 	j.prev = seal(g.buf, head)
-	_, writeErr := f.f.WriteAt(g.buf, g.off)
-	first := g.first
+	j.queue = append(j.queue, g)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.consume(r, size)
@@ -148,11 +160,102 @@ func (j *Journal) tryAppend(g *group, r *Reservation, locs []Loc) (LSN, error) {
 	if f.end >= f.size/2 && len(j.spares) == 0 && j.total < j.maxFiles {
 		j.kick()
 	}
-	if writeErr != nil {
-		j.failed = fmt.Errorf("write %d bytes at %d of journal file %s: %w", size, g.off, j.path(f.name), writeErr)
-		return first, errRewriteFirst
+	return g.first, nil
+}
+
+// Write hands everything up to lsn to the kernel, in order: one caller does it
+// for all who wait. Errors: ErrBroken, ErrClosed.
+func (j *Journal) Write(lsn LSN) error {
+	for LSN(j.written.Load()) < lsn {
+		j.out.Lock()
+		if LSN(j.written.Load()) >= lsn {
+			j.out.Unlock()
+			break
+		}
+		j.mu.Lock()
+		err, failed := j.usable(), j.failed
+		j.mu.Unlock()
+		if err == nil && failed == nil {
+			failed = j.writeQueue()
+		}
+		j.out.Unlock()
+		if err == nil && failed != nil {
+			err = j.mend()
+		}
+		if err != nil {
+			return fmt.Errorf("append to journal: %w", err)
+		}
 	}
-	return first, nil
+	return nil
+}
+
+// writeQueue writes the queued groups; out is held.
+func (j *Journal) writeQueue() error {
+	j.wr.Lock()
+	queue := j.queue
+	j.queue = nil
+	j.wr.Unlock()
+	return j.writeGroups(queue)
+}
+
+// joinBytes is how many bytes of groups one pwrite takes at most.
+const joinBytes = 256 << 10
+
+// writeGroups writes groups that follow each other, joined where they are small;
+// out is held. A failure is noted for the rewrite.
+func (j *Journal) writeGroups(queue []*group) error {
+	for len(queue) > 0 {
+		n, size := 1, len(queue[0].buf)
+		for n < len(queue) && queue[n].file == queue[0].file && size+len(queue[n].buf) <= joinBytes {
+			size += len(queue[n].buf)
+			n++
+		}
+		first, last := queue[0], queue[n-1]
+		buf := first.buf
+		if n > 1 {
+			j.joined = j.joined[:0]
+			for _, g := range queue[:n] {
+				j.joined = append(j.joined, g.buf...)
+			}
+			buf = j.joined
+		}
+		if _, err := first.file.f.WriteAt(buf, first.off); err != nil {
+			err = fmt.Errorf("write %d bytes at %d of journal file %s: %w", size, first.off, j.path(first.file.name), err)
+			j.mu.Lock()
+			j.failed = err
+			j.mu.Unlock()
+			return err
+		}
+		j.written.Store(uint64(last.last()))
+		queue = queue[n:]
+	}
+	return nil
+}
+
+// rollFor goes on to the next file unless the current one has room again. What is
+// queued for the old one is written first: no file may begin before the one ahead
+// of it is whole.
+func (j *Journal) rollFor(size int64) error {
+	j.out.Lock()
+	defer j.out.Unlock()
+	j.wr.Lock()
+	defer j.wr.Unlock()
+	j.mu.Lock()
+	f, err, failed := j.current(), j.usable(), j.failed
+	j.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if failed != nil || f.end+size <= f.size {
+		return nil // the next attempt sees it
+	}
+	queue := j.queue
+	j.queue = nil
+	if j.writeGroups(queue) != nil {
+		return nil // noted: the next attempt mends it
+	}
+	_, err = j.roll()
+	return err
 }
 
 // admitGroup tells whether a group may be appended now, and to which file as far

@@ -46,11 +46,18 @@ type Journal struct {
 	pools    bufferPools
 	durable  atomic.Uint64 // the highest durable LSN; only grows
 
-	// wr is the append lock: held over numbering, encoding and writing a group,
-	// and over a rewrite. The two fields below belong to its holder.
-	wr   sync.Mutex
-	seq  uint64 // of the newest file
-	prev uint32 // checksum of the group before the next one
+	// out is held while queued groups are handed to the kernel, over a roll and
+	// over a rewrite; it is taken before wr. The field below belongs to its holder.
+	out     sync.Mutex
+	joined  []byte        // buffer for groups that are written together
+	written atomic.Uint64 // the LSN up to which groups were handed over
+
+	// wr is the append lock: held over numbering a group, over a roll and over a
+	// rewrite. The fields below belong to its holder.
+	wr    sync.Mutex
+	queue []*group // numbered and not handed over, in order
+	seq   uint64   // of the newest file
+	prev  uint32   // checksum of the group before the next one
 
 	mu         sync.Mutex // guards the fields below; never held during I/O
 	state      state

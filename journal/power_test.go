@@ -16,7 +16,8 @@ import (
 type model struct {
 	sizes    map[LSN]int // of every record appended in the history that counts
 	groupEnd map[LSN]bool
-	end      LSN // acknowledged
+	end      LSN // numbered
+	handed   LSN // acknowledged: an append returned, or a Write or Sync did
 	synced   LSN // a Sync of it returned
 	freed    LSN
 }
@@ -46,7 +47,7 @@ func (m *model) verify(records []seen, info ReplayInfo, least LSN) error {
 			delete(m.sizes, lsn)
 		}
 	}
-	m.end, m.synced = last, max(m.synced, last)
+	m.end, m.handed, m.synced = last, last, max(m.synced, last)
 	return nil
 }
 
@@ -62,7 +63,13 @@ func (m *model) appendRandom(rng *rand.Rand, j *Journal) error {
 	}
 	last := m.end + LSN(n)
 	m.groupEnd[last] = true
-	first, locs, err := j.Append(nil, entries...)
+	// Both halves of an append at once, or what is queued waits for whatever
+	// comes next: a later Write, a Sync, a roll, a rewrite, the end.
+	add, both := j.Append, rng.Intn(2) == 0
+	if !both {
+		add = j.Enqueue
+	}
+	first, locs, err := add(nil, entries...)
 	if err != nil {
 		if !errors.Is(err, ErrBroken) && !errors.Is(err, vfs.ErrKilled) {
 			delete(m.groupEnd, last) // nothing was appended
@@ -73,6 +80,9 @@ func (m *model) appendRandom(rng *rand.Rand, j *Journal) error {
 		return fmt.Errorf("append got lsn %d, want %d", first, m.end+1)
 	}
 	m.end = last
+	if both {
+		m.handed = last
+	}
 	for i, loc := range locs {
 		p := make([]byte, len(entries[i].Data))
 		if err := j.ReadData(loc, p, 0); err != nil {
@@ -81,6 +91,12 @@ func (m *model) appendRandom(rng *rand.Rand, j *Journal) error {
 		if string(p) != string(entries[i].Data) {
 			return fmt.Errorf("lsn %d reads back differently", first+LSN(i))
 		}
+	}
+	if rng.Intn(2) == 0 {
+		if err := j.Write(last); err != nil {
+			return err
+		}
+		m.handed = last
 	}
 	return nil
 }
@@ -93,7 +109,7 @@ func (m *model) step(rng *rand.Rand, j *Journal) error {
 		if err := j.Sync(context.Background(), m.end); err != nil {
 			return err
 		}
-		m.synced = m.end
+		m.synced, m.handed = m.end, m.end
 		return nil
 	}
 	if m.end == m.freed {
@@ -180,7 +196,7 @@ func powerLossHistory(t *testing.T, seed int64) error {
 		faulty.SetHook(nil)
 		mode, least := vfs.PowerLoss, m.synced
 		if rng.Intn(3) == 0 {
-			mode, least = vfs.KillProcess, m.end
+			mode, least = vfs.KillProcess, m.handed
 		}
 		next := disk.Crash(rng, mode)
 		if err := j.Close(); err != nil && !errors.Is(err, ErrBroken) { // touches the old disk only
@@ -271,7 +287,7 @@ func failWalk(t *testing.T, n int, fault error) (done bool) {
 	}
 	least := m.synced
 	if killed {
-		least = m.end
+		least = m.handed
 	}
 	j, err = m.recover(next, o, least, 2)
 	if err != nil {

@@ -26,7 +26,7 @@ func newRewriter(j *Journal) *rewriter {
 }
 
 // rewrite mends the journal after a failed write, fdatasync or BeforeSync, or
-// breaks it. The caller leads the group commit and holds the append lock.
+// breaks it. The caller leads the group commit and holds the output lock and the append lock.
 func (j *Journal) rewrite(cause error) {
 	j.note("journal file failed, its unsynced records go to a fresh file", cause)
 	w := newRewriter(j)
@@ -226,6 +226,8 @@ func (w *rewriter) install() []*file {
 	j.failed = nil
 	end := j.end
 	j.mu.Unlock()
+	j.queue = nil // the fresh file has them
+	j.written.Store(uint64(end))
 	j.settle(end)
 	return dead
 }

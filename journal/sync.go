@@ -74,9 +74,11 @@ func (j *Journal) round() {
 		err = j.flush(target)
 	}
 	if err != nil {
+		j.out.Lock()
 		j.wr.Lock()
 		j.rewrite(err)
 		j.wr.Unlock()
+		j.out.Unlock()
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -98,6 +100,12 @@ func (j *Journal) flush(target LSN) error {
 		if err := j.o.BeforeSync(); err != nil {
 			return fmt.Errorf("make durable what records refer to: %w", err)
 		}
+	}
+	j.out.Lock()
+	err := j.writeQueue()
+	j.out.Unlock()
+	if err != nil {
+		return err
 	}
 	for _, d := range j.dirtyFiles(target) {
 		if err := d.f.f.Sync(); err != nil {
