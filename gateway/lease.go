@@ -82,7 +82,8 @@ func (v *Volume) acquire(ctx context.Context) error {
 			seen = nil // somebody was faster: look again
 			continue
 		case v.opt.RequireReleased:
-			return ownedError(l, v.opt.URL)
+			return fmt.Errorf("%w: %s was taken by %s and not given back; mount it again with that state directory and unmount it, or say --takeover if that process is dead for good",
+				ErrOwned, v.opt.URL, ownerName(l.Owner))
 		case time.Since(since) < time.Millisecond:
 			v.log.Info("volume is owned: waiting for the lease time", "volume", v.opt.URL, "owner", ownerName(l.Owner), "wait", wait)
 		}

@@ -166,7 +166,7 @@ func (v *Volume) reign() error {
 		return err
 	}
 	if o.Volume != "" && o.Volume != v.doc.ID {
-		return fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state", v.opt.StateDir, o.Volume, v.opt.URL, v.doc.ID)
+		return fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state, or delete it if that volume is gone", v.opt.StateDir, o.Volume, v.opt.URL, v.doc.ID)
 	}
 	if err := v.unowned(o); err != nil {
 		return err

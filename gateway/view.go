@@ -55,7 +55,11 @@ func OpenView(ctx context.Context, o ViewOptions) (*View, error) {
 		return nil, err
 	}
 	if o.Commit != 0 {
+		horizon := head.commit.Horizon
 		if head, err = commitAt(ctx, o.Store, head, o.Commit, o.URL); err != nil {
+			return nil, err
+		}
+		if err := stillKept(ctx, o.Store, head.id, horizon, o.URL); err != nil {
 			return nil, err
 		}
 	}
@@ -70,6 +74,32 @@ func OpenView(ctx context.Context, o ViewOptions) (*View, error) {
 		}
 	}
 	return v, nil
+}
+
+// stillKept refuses a commit that collection has passed and no pin keeps: what
+// it needs may be deleted, which is not damage.
+func stillKept(ctx context.Context, s objstore.Store, id metadata.CommitID, horizon uint64, url string) error {
+	if id.N >= horizon {
+		return nil
+	}
+	kept := false
+	err := objstore.ListAll(ctx, s, metadata.PinPrefix, "", func(i objstore.Info) error {
+		err := readDocument(ctx, s, i.Key, 1<<20, func(body []byte, _ objstore.Info) error {
+			p, err := metadata.DecodePin(body)
+			if err == nil && p.Commit.N == id.N {
+				kept = true
+			}
+			return err
+		})
+		if errors.Is(err, objstore.ErrNotExist) {
+			return nil // taken away meanwhile
+		}
+		return err
+	})
+	if err != nil || kept {
+		return err
+	}
+	return fmt.Errorf("%w: what commit %d of %s needs may be deleted: collection has gone up to commit %d, and no pin keeps it", ErrCollected, id.N, url, horizon)
 }
 
 // headOf finds the last commit without taking the lease.

@@ -67,8 +67,9 @@
 //
 // # Concurrency
 //
-// All methods but Open, Replay, Start and Close may run in parallel. Appends go
-// one at a time, in parallel with the one group commit that runs for all waiting
-// Syncs. The order of locks is leadership of the group commit, append lock,
-// Journal.mu; no I/O happens under the last.
+// All methods but Open, Replay, Start and Close may run in parallel. Operations
+// are numbered one at a time (Enqueue); one caller hands all that are queued to
+// the kernel, in order, for those who wait (Write), in parallel with the one group
+// commit that runs for all waiting Syncs. The order of locks is leadership of the
+// group commit, output lock, append lock, Journal.mu; no I/O happens under the last.
 package journal

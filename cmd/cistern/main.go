@@ -79,9 +79,9 @@ func exitStatus(err error) int {
 		return exitDamaged
 	case is(gateway.ErrFenced, gateway.ErrOwned, vfs.ErrLocked):
 		return exitOwned
-	case is(gateway.ErrNoVolume, gateway.ErrNewerFormat, metadata.ErrNewerFormat, objstore.ErrNoBucket, objstore.ErrGuarantee):
+	case is(gateway.ErrNoVolume, gateway.ErrNewerFormat, metadata.ErrNewerFormat, objstore.ErrNoBucket, objstore.ErrGuarantee, objstore.ErrPermission):
 		return exitUsage
-	case is(gateway.ErrStore, objstore.ErrUnavailable, objstore.ErrPermission):
+	case is(gateway.ErrStore, objstore.ErrUnavailable):
 		return exitStore
 	}
 	return exitFailed

@@ -261,7 +261,7 @@ func (a *app) preflight(ctx context.Context, o *mountOptions) error {
 		return err
 	}
 	if owner.Volume != "" && owner.Volume != doc.ID {
-		return usage(fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state", o.state, owner.Volume, o.t.url, doc.ID))
+		return usage(fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state, or delete it if that volume is gone", o.state, owner.Volume, o.t.url, doc.ID))
 	}
 	return probeLock(o.state)
 }
