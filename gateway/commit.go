@@ -151,6 +151,9 @@ func (v *Volume) commitOnce(ctx context.Context) error {
 		v.commit.done = b
 	}
 	if !b.published {
+		if err := v.Stopped(); err != nil {
+			return err // another's epoch was seen meanwhile
+		}
 		if err := v.publishCommit(ctx, b); err != nil {
 			return err
 		}

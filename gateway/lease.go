@@ -149,13 +149,7 @@ func (v *Volume) writeLease(ctx context.Context, release bool) error {
 	sent := time.Now()
 	now, err := objstore.CompareAndSwap(ctx, v.store, metadata.LeaseKey, version, metadata.EncodeLease(&l))
 	if errors.Is(err, objstore.ErrConditionFailed) {
-		if other, _, rerr := readLease(ctx, v.store); rerr == nil {
-			err = fmt.Errorf("%w: %s took %s over as epoch %d", ErrFenced, ownerName(other.Owner), v.opt.URL, other.Epoch)
-		} else {
-			err = fmt.Errorf("%w: the lease of %s was changed by another", ErrFenced, v.opt.URL)
-		}
-		v.stop(err)
-		return err
+		return v.leaseChanged(ctx)
 	}
 	if err != nil {
 		err = storeError("renew the lease", err)
@@ -172,6 +166,29 @@ func (v *Volume) writeLease(ctx context.Context, release bool) error {
 	}
 	v.lease.mu.Unlock()
 	return nil
+}
+
+// leaseChanged settles a renewal that found another lease than ours: another
+// reign's fences; our own, of a write that came late, is taken as it is; and where
+// it can't be read, nothing is known, and the seal decides.
+func (v *Volume) leaseChanged(ctx context.Context) error {
+	other, version, err := readLease(ctx, v.store)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("renew the lease: it is not as it was left, and can't be read: %w", err)
+	case other.Reign != v.owner.current():
+		err = fmt.Errorf("%w: %s took %s over as epoch %d", ErrFenced, ownerName(other.Owner), v.opt.URL, other.Epoch)
+		v.stop(err)
+	default:
+		err = fmt.Errorf("%w: renew the lease: an earlier renewal came late", ErrStore)
+	}
+	v.lease.mu.Lock()
+	defer v.lease.mu.Unlock()
+	v.lease.err = err
+	if other != nil && other.Reign == v.owner.current() {
+		v.lease.version = version
+	}
+	return err
 }
 
 // runLease renews the lease until the volume closes.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -89,6 +90,7 @@ type Status struct {
 	LeaseRenewed float64       `json:"lease_renewed_seconds"` // since the last renewal
 	LeaseError   string        `json:"lease_error,omitempty"`
 	CommitError  string        `json:"commit_error,omitempty"`
+	Damaged      bool          `json:"damaged,omitempty"` // damage on the local disk keeps commits from getting on
 	PatchedSlots int           `json:"patched_slots"`
 	Patches      int           `json:"patches"`
 }
@@ -154,7 +156,7 @@ func (v *Volume) statusParts(s *Status, j journal.Stats, c cache.Stats) {
 	s.LeaseRenewed, s.LeaseError = time.Since(v.lease.renewed).Seconds(), text(v.lease.err)
 	v.lease.mu.Unlock()
 	v.commit.mu.Lock()
-	s.CommitError = text(v.commit.lastErr)
+	s.CommitError, s.Damaged = text(v.commit.lastErr), errors.Is(v.commit.lastErr, ErrDamaged)
 	v.commit.mu.Unlock()
 	v.folds.mu.Lock()
 	s.PatchedSlots, s.Patches = len(v.folds.slots), v.folds.total

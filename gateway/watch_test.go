@@ -48,13 +48,6 @@ func TestVolume_WarnsBeforeWritersWait(t *testing.T) {
 		h := mkfile(t, v, metadata.RootInode, "a")
 		store.SetOutage(faultstore.Refusing)
 		p := make([]byte, 64<<10)
-		for off := int64(0); v.nearLimit() == ""; off += int64(len(p)) {
-			pwrite(t, h, p, off)
-		}
-		time.Sleep(2 * watchEvery)
-		if !log.has("nearly full") {
-			t.Error("no warning before the journal is full")
-		}
 		done := make(chan error, 1)
 		go func() {
 			for off := int64(0); ; off += int64(len(p)) {
@@ -62,9 +55,13 @@ func TestVolume_WarnsBeforeWritersWait(t *testing.T) {
 					done <- err
 					return
 				}
+				time.Sleep(200 * time.Millisecond)
 			}
 		}()
-		time.Sleep(2 * watchRepeat)
+		time.Sleep(3 * watchRepeat)
+		if !log.has("nearly full") {
+			t.Error("no warning before the journal is full")
+		}
 		if !log.has("writers wait for room") || !log.has("unavailable") {
 			t.Error("no warning while writers wait that names the store's error")
 		}

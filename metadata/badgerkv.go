@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"golang.org/x/sys/unix"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -200,13 +201,33 @@ func (b *BadgerKV) Scan(from, to []byte, fn func(key, value []byte) error) error
 	return errors.Join(err, s.Close())
 }
 
-// Update implements KV.
+// leastFree is what the disk must have free for an update, in bytes: the store
+// writes through mapped files that have holes, and where the disk can't fill one
+// the process is killed instead of getting an error.
+const leastFree = 32 << 20
+
+// roomy returns ENOSPC when the disk is too full for an update.
+func (b *BadgerKV) roomy() error {
+	var s unix.Statfs_t
+	if err := unix.Statfs(b.dir, &s); err != nil {
+		return fmt.Errorf("look at the disk of the index %s: %w", b.dir, err)
+	}
+	if free := int64(s.Bavail) * s.Bsize; free < leastFree {
+		return fmt.Errorf("update the index %s: %w: its disk has %d bytes free, %d are needed", b.dir, syscall.ENOSPC, free, leastFree)
+	}
+	return nil
+}
+
+// Update implements KV. ENOSPC when the disk is nearly full.
 func (b *BadgerKV) Update(fn func(w Writer) error) error {
 	leave, err := b.enter()
 	if err != nil {
 		return err
 	}
 	defer leave()
+	if err := b.roomy(); err != nil {
+		return err
+	}
 	txn := b.db.NewTransaction(true)
 	defer txn.Discard()
 	if err := fn(&badgerWriter{txn: txn}); err != nil {

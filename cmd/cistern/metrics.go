@@ -24,8 +24,8 @@ func unhealthy(s *gateway.Status) string {
 	switch {
 	case s.ReadOnly != "":
 		return "read-only: " + s.ReadOnly
-	case s.Journal.Error != "":
-		return "journal: " + s.Journal.Error
+	case s.Damaged:
+		return "nothing can be committed: " + s.CommitError
 	}
 	return ""
 }

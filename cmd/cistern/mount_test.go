@@ -227,7 +227,10 @@ func TestMount_KilledAndMountedAgain_HasEverythingAcknowledged(t *testing.T) {
 		if status != 0 || !strings.Contains(errs, "is gone: this is the last commit") {
 			t.Errorf("ls of a dead mount: %d %q", status, errs)
 		}
-		p.fails(3, "is held by", "rm", p.url(), "file0")
+		p.fails(3, "not given back", "rm", p.url(), "file0")
+		// Nor does taking over lose what the killed mount acknowledged.
+		p.fails(3, "may hold what", "rm", p.url(), "file0", "--takeover")
+		p.fails(3, "may hold what", "collect", p.url(), "--dry-run", "--takeover")
 		p.fails(1, "is gone", "sync", mnt)
 		status, _, errs = p.binary("umount", mnt)
 		checkFailure(t, []string{"umount"}, 1, p.path("state"), status, errs)

@@ -34,7 +34,7 @@ func TestExitStatus_Cases(t *testing.T) {
 		{gateway.ErrDamaged, 4},
 		{gateway.ErrLostJournal, 4},
 		{fmt.Errorf("%w: %w", gateway.ErrStore, objstore.ErrUnavailable), 5},
-		{objstore.ErrPermission, 5},
+		{objstore.ErrPermission, 2},
 		{fmt.Errorf("%w: %w", gateway.ErrUncommitted, objstore.ErrNoBucket), 5},
 		{&control.Error{Message: "x", Status: 4}, 4},
 		{said(4), 4},

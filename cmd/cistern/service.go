@@ -16,6 +16,7 @@ import (
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/vfs"
 	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
 )
 
 // service is a volume that is open for a command.
@@ -288,6 +289,11 @@ func (a *app) openOwn(ctx context.Context, t target, takeover bool) (service, er
 	if _, err := gateway.Summarize(ctx, s, t.url.String()); err != nil {
 		return nil, err
 	}
+	if takeover {
+		if err := keepsJournal(ctx, s, t.url.String()); err != nil {
+			return nil, err
+		}
+	}
 	base, err := a.stateBase()
 	if err != nil {
 		return nil, err
@@ -308,6 +314,25 @@ func (a *app) openOwn(ctx context.Context, t target, takeover bool) (service, er
 		return nil, errors.Join(err, os.RemoveAll(dir)) // nothing was acknowledged
 	}
 	return &ownService{live: newLive(v, nil), dir: dir, url: t.url.String()}, nil
+}
+
+// keepsJournal refuses to take a volume over for a command while the owner's
+// journal lies on this machine: what it holds beyond the bucket would be set
+// aside, and a mount with it brings it back.
+func keepsJournal(ctx context.Context, s objstore.Store, url string) error {
+	l, err := gateway.ReadLease(ctx, s)
+	if err != nil {
+		return err
+	}
+	dir := l.Owner.StateDir
+	if l.Released || l.Owner.Host != gateway.HostOwner("").Host || dir == "" {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, "journal")); err != nil {
+		return nil // gone with its machine, or not to be seen
+	}
+	return fmt.Errorf("%w: the journal in %s may hold what %s has not: mount with --state %s, which takes the lease back at once, and unmount; or remove that directory, if what only it has may go",
+		gateway.ErrOwned, dir, url, dir)
 }
 
 // ownService is a volume that a command owns while it runs.

@@ -17,15 +17,16 @@ func (s *Store) List(ctx context.Context, prefix, startAfter string, limit int) 
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("list %q: %w", prefix, err)
 	}
+	if err := s.here(); err != nil {
+		return nil, s.fail("list", prefix, err)
+	}
 	w := &walk{ctx: ctx, prefix: prefix, after: startAfter, limit: objstore.PageSize(limit)}
 	if err := w.dir(s.root, ""); err != nil {
 		return nil, s.fail("list", prefix, err)
 	}
-	if len(w.page) == 0 {
-		// Nothing found: because there is nothing, or because it is gone?
-		if _, err := os.Stat(s.root); err != nil {
-			return nil, s.fail("list", prefix, err)
-		}
+	// What was not found is not there only if the bucket still is.
+	if err := s.here(); err != nil {
+		return nil, s.fail("list", prefix, err)
 	}
 	return w.page, nil
 }

@@ -27,6 +27,9 @@ func (s *Store) Put(ctx context.Context, key string, body io.ReadSeeker, size in
 	if err := ctx.Err(); err != nil {
 		return "", fmt.Errorf("put %s: %w", key, err)
 	}
+	if err := s.here(); err != nil {
+		return "", s.fail("put", key, err)
+	}
 	if err := s.refuseEarly(key, cond); err != nil {
 		return "", s.fail("put", key, err)
 	}
@@ -129,7 +132,10 @@ func (s *Store) publish(ctx context.Context, f *os.File, key string, body io.Rea
 	if err != nil {
 		return "", err
 	}
-	return v.version(), syncDir(dir)
+	if err := syncDir(dir); err != nil {
+		return "", err
+	}
+	return v.version(), s.arrived(f, path)
 }
 
 // fill copies exactly size bytes.

@@ -28,13 +28,21 @@ const (
 // Store is an objstore.Store in a directory.
 type Store struct {
 	root    string
+	dir     *os.File    // the directory that was opened, whatever its path leads to later
+	id      fs.FileInfo // of dir
 	locks   *locks
 	durable *durableDirs
 }
 
 // Open returns the bucket in the existing directory root, and removes what
 // writers that died left in its temporary directory. A missing root gives
-// objstore.ErrNoBucket. A Store holds no resources: there is nothing to close.
+// objstore.ErrNoBucket. A Store holds one descriptor, of the directory, so that
+// its file system can't be unmounted by accident; it goes with the Store.
+//
+// While the path leads to nothing, or to another directory than the one that was
+// opened (its file system is not mounted any more, it was moved away), every
+// operation fails with objstore.ErrUnavailable: nothing is stored in a directory
+// that only has the bucket's name.
 func Open(root string) (*Store, error) {
 	root, err := filepath.Abs(root)
 	if err != nil {
@@ -50,7 +58,14 @@ func Open(root string) (*Store, error) {
 	if !st.IsDir() {
 		return nil, fmt.Errorf("open bucket directory %s: %w: it is not a directory", root, objstore.ErrNoBucket)
 	}
-	s := &Store{root: root, locks: newLocks(filepath.Join(root, lockDir)), durable: newDurableDirs(root)}
+	dir, err := os.Open(root)
+	if err != nil {
+		return nil, fmt.Errorf("open bucket directory %s: %w", root, classify(err))
+	}
+	if st, err = dir.Stat(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open bucket directory %s: %w", root, classify(err)), dir.Close())
+	}
+	s := &Store{root: root, dir: dir, id: st, locks: newLocks(filepath.Join(root, lockDir)), durable: newDurableDirs(root)}
 	if err := s.removeStale(time.Now()); err != nil {
 		return nil, fmt.Errorf("open bucket directory %s: clean up %s: %w", root, tmpDir, err)
 	}
@@ -106,11 +121,46 @@ func classify(err error) error {
 func (s *Store) fail(op, key string, err error) error {
 	err = classify(err)
 	if errors.Is(err, objstore.ErrNotExist) {
-		if _, statErr := os.Stat(s.root); errors.Is(statErr, fs.ErrNotExist) {
-			err = fmt.Errorf("%w: %s", objstore.ErrNoBucket, s.root)
+		if gone := s.here(); gone != nil {
+			err = gone
 		}
 	}
 	return fmt.Errorf("%s %s: %w", op, key, err)
+}
+
+// here returns an error unless the bucket's path leads to the directory that was
+// opened.
+func (s *Store) here() error {
+	st, err := os.Stat(s.root)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: %w: %s is gone", objstore.ErrUnavailable, objstore.ErrNoBucket, s.root)
+	case err != nil:
+		return classify(err)
+	case !os.SameFile(st, s.id):
+		return fmt.Errorf("%w: %s is not the directory that was opened as the bucket: is its file system mounted?", objstore.ErrUnavailable, s.root)
+	}
+	return nil
+}
+
+// arrived returns an error unless the file f lies under path, which begins with
+// the bucket's, in the directory that was opened.
+func (s *Store) arrived(f *os.File, path string) error {
+	rel, err := filepath.Rel(s.root, path)
+	if err != nil {
+		return err
+	}
+	st, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	var there unix.Stat_t
+	err = unix.Fstatat(int(s.dir.Fd()), rel, &there, unix.AT_SYMLINK_NOFOLLOW)
+	own, ok := st.Sys().(*syscall.Stat_t)
+	if err != nil || !ok || there.Ino != own.Ino || uint64(there.Dev) != uint64(own.Dev) {
+		return fmt.Errorf("%w: what was stored is not in the directory that was opened as the bucket %s", objstore.ErrUnavailable, s.root)
+	}
+	return nil
 }
 
 // path returns where key's body is.
@@ -153,6 +203,9 @@ func (s *Store) Get(ctx context.Context, key string, off, length int64) (io.Read
 	}
 	if off < 0 {
 		return nil, objstore.Info{}, fmt.Errorf("get %s: offset %d is negative", key, off)
+	}
+	if err := s.here(); err != nil {
+		return nil, objstore.Info{}, s.fail("get", key, err)
 	}
 	// O_NONBLOCK: a FIFO that someone put there must not hang the reader.
 	f, err := os.OpenFile(s.path(key), os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -204,6 +257,9 @@ func (s *Store) Head(ctx context.Context, key string) (objstore.Info, error) {
 	if err := check(ctx, "head", key); err != nil {
 		return objstore.Info{}, err
 	}
+	if err := s.here(); err != nil {
+		return objstore.Info{}, s.fail("head", key, err)
+	}
 	st, err := os.Lstat(s.path(key))
 	if err == nil && !st.Mode().IsRegular() {
 		err = fs.ErrNotExist
@@ -219,6 +275,9 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := check(ctx, "delete", key); err != nil {
 		return err
 	}
+	if err := s.here(); err != nil {
+		return s.fail("delete", key, err)
+	}
 	// Under the lock, so that no compare-and-swap brings the key back.
 	unlock, err := s.locks.lock(ctx, key)
 	if err != nil {
@@ -232,8 +291,8 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 		}
 		return s.fail("delete", key, &fs.PathError{Op: "unlink", Path: path, Err: err})
 	} else if err != nil {
-		if _, statErr := os.Stat(s.root); statErr != nil {
-			return s.fail("delete", key, statErr)
+		if err := s.here(); err != nil {
+			return s.fail("delete", key, err)
 		}
 		return nil
 	}

@@ -346,6 +346,71 @@ func TestStore_BucketGone_NoBucket(t *testing.T) {
 	}
 }
 
+// A directory that only has the bucket's name takes and tells nothing: the
+// bucket's file system was unmounted, or the directory was moved away.
+func TestStore_BucketReplaced_StoresNothing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "b")
+	s, err := Create(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, s, "a/k", "x")
+	if err := os.Rename(dir, dir+".real"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	_, _, getErr := s.Get(ctx, "a/k", 0, -1)
+	_, headErr := s.Head(ctx, "a/k")
+	_, listErr := s.List(ctx, "", "", 0)
+	_, putErr := put(ctx, s, "new/dir/k", "x", objstore.Condition{})
+	_, createErr := put(ctx, s, "a/n", "x", objstore.Condition{IfAbsent: true})
+	for name, err := range map[string]error{
+		"get": getErr, "head": headErr, "list": listErr, "put": putErr, "create": createErr, "delete": s.Delete(ctx, "a/k"),
+	} {
+		if !errors.Is(err, objstore.ErrUnavailable) || errors.Is(err, objstore.ErrNotExist) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if list, err := os.ReadDir(dir); err != nil || len(list) != 0 {
+		t.Errorf("the other directory holds %v, %v", list, err)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(dir+".real", dir); err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, s, "new/dir/k", "y")
+	if _, err := s.Head(ctx, "a/k"); err != nil {
+		t.Errorf("the bucket is back: %v", err)
+	}
+}
+
+// Also when the exchange happens in the middle of a Put and is undone before
+// anything looks at the bucket's path again.
+func TestStore_Arrived_OnlyInTheBucket(t *testing.T) {
+	s := open(t)
+	mustPut(t, s, "k", "x")
+	f, err := os.Open(s.path("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := s.arrived(f, s.path("k")); err != nil {
+		t.Errorf("an object that is there: %v", err)
+	}
+	if err := s.arrived(f, s.path("other")); !errors.Is(err, objstore.ErrUnavailable) {
+		t.Errorf("an object that is not there: %v", err)
+	}
+	mustPut(t, s, "other", "x")
+	if err := s.arrived(f, s.path("other")); !errors.Is(err, objstore.ErrUnavailable) {
+		t.Errorf("another object: %v", err)
+	}
+}
+
 func TestStore_Put_LockHeldElsewhere_EndsWithContext(t *testing.T) {
 	s := open(t)
 	mustPut(t, s, "k", "old")
