@@ -129,7 +129,7 @@ func (t *blockTable) get(ctx context.Context, f *fetcher, ino InodeID, slotNo ui
 	return out, first
 }
 
-// errReferenced: the cache file's bytes belong to the journal for now.
+// errReferenced: the cache file's bytes belong to the journal until its commit.
 var errReferenced = errors.New("range is under a reference")
 
 // hydrate puts a fetched block into the cache: only bytes that are still

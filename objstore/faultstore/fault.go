@@ -33,7 +33,7 @@ const (
 	Before
 	// Lost lets the call take effect and then loses the reply.
 	Lost
-	// Late fails a PUT without effect for now; it is applied once Fault.Late
+	// Late fails a PUT without effect at first; it is applied once Fault.Late
 	// has passed, under its condition. On other operations: Before.
 	Late
 	// Duplicate loses the reply of a PUT that took effect and applies it once
