@@ -253,11 +253,18 @@ func (w *write) reference(stagedFrom int64) (bool, error) {
 	}
 	v.unsynced.add(w.nd.id)
 	op := &refOp{ino: w.nd.id, off: w.off, length: int64(len(w.p)), time: v.clock(), killID: w.killID, sums: blockSums(w.p), whole: w.whole}
-	if _, err := v.do(w.res, op, nil); err != nil {
+	v.mu.Lock()
+	lsn, err := v.enqueue(w.res, op, nil)
+	v.mu.Unlock()
+	if err != nil {
 		w.f.Unpin(w.off, int64(len(w.p)))
 		if derr := v.dropRange(w.f, w.nd.id, w.off, w.end); derr != nil {
 			return true, fmt.Errorf("%w (and the cache: %w)", err, derr)
 		}
+		return true, err
+	}
+	// From here on the layer refers to the bytes: they stay pinned whatever comes.
+	if err := v.handOver(lsn); err != nil {
 		return true, err
 	}
 	v.stat.written.Add(int64(len(w.p)))

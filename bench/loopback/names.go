@@ -27,7 +27,7 @@ type node struct {
 
 // loopback is the file system.
 type loopback struct {
-	fuse.RawFileSystem // answers what is not implemented with ENOSYS
+	fuse.RawFileSystem // answers every other request with ENOSYS
 
 	mu      sync.Mutex // guards the fields below
 	nodes   map[uint64]*node
