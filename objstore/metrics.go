@@ -28,7 +28,7 @@ type Metered struct {
 type Health struct {
 	Available   bool      // false once a request was not answered, until one is
 	Since       time.Time // when Available became what it is
-	LastError   error     // the latest of class unavailable, permission, no_bucket or damaged
+	LastError   error     // the latest of class unavailable, throttled, permission, no_bucket or damaged
 	LastErrorAt time.Time
 }
 
@@ -102,11 +102,11 @@ func (m *Metered) observe(op string, err error) {
 	switch class {
 	case "cancelled", "other":
 		return // says nothing about the store
-	case "unavailable", "permission", "no_bucket", "damaged":
+	case "unavailable", "throttled", "permission", "no_bucket", "damaged":
 		m.health.LastError, m.health.LastErrorAt = err, now
 	}
 	// A store that refuses or serves damage does answer.
-	if available := class != "unavailable"; available != m.health.Available {
+	if available := class != "unavailable" && class != "throttled"; available != m.health.Available {
 		m.health.Available, m.health.Since = available, now
 	}
 }

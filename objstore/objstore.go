@@ -72,6 +72,9 @@ var (
 	ErrNoBucket        = errors.New("bucket does not exist")
 	// ErrUnavailable marks what may pass: network errors, timeouts, 5xx, 429.
 	ErrUnavailable = errors.New("object store unavailable")
+	// ErrThrottled marks a store that asks for fewer requests: 429, SlowDown.
+	// It is ErrUnavailable too.
+	ErrThrottled = fmt.Errorf("%w: too many requests", ErrUnavailable)
 	// ErrDamaged marks a body whose checksum or length is not what the store declared.
 	ErrDamaged = errors.New("object body damaged")
 	// ErrTooLarge marks an object that is larger than the caller is ready to read.
@@ -129,6 +132,8 @@ func Class(err error) string {
 		return "no_bucket"
 	case errors.Is(err, ErrDamaged):
 		return "damaged"
+	case errors.Is(err, ErrThrottled):
+		return "throttled"
 	case errors.Is(err, ErrUnavailable):
 		return "unavailable"
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

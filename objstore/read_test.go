@@ -112,7 +112,7 @@ func TestListAll_PagesAndErrors(t *testing.T) {
 func TestClass_NamesEverySentinel(t *testing.T) {
 	for want, err := range map[string]error{
 		"ok": nil, "not_exist": objstore.ErrNotExist, "condition_failed": objstore.ErrConditionFailed, "permission": objstore.ErrPermission,
-		"no_bucket": objstore.ErrNoBucket, "unavailable": objstore.ErrUnavailable, "damaged": objstore.ErrDamaged,
+		"no_bucket": objstore.ErrNoBucket, "unavailable": objstore.ErrUnavailable, "throttled": objstore.ErrThrottled, "damaged": objstore.ErrDamaged,
 		"cancelled": context.Canceled, "other": errors.New("x"),
 	} {
 		if err != nil {
