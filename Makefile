@@ -9,11 +9,12 @@ GO ?= go
 SOAK_SECONDS ?= 600
 CISTERN_ROUNDS ?= 100
 BENCH_FLAGS ?=
+REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null)
 
 .PHONY: build check static test soak demo bench clean
 
 build:
-	$(GO) build -o bin/cistern ./cmd/cistern
+	$(GO) build -ldflags "-X main.buildRevision=$(REVISION)" -o bin/cistern ./cmd/cistern
 
 static:
 	@files="$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go'))"; \

@@ -41,7 +41,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	case errors.As(err, &ran):
 		err = ran.error
 	case err != nil:
-		err = usage(fmt.Errorf("%w; see `cistern --help`", err))
+		err = usage(err)
 	}
 	if err != nil && !errors.Is(err, errSaid) {
 		fmt.Fprintf(a.stderr, "cistern: %s\n", sentence(err))
@@ -80,8 +80,21 @@ func (a *app) command(c *cobra.Command, f func(ctx context.Context, c *cobra.Com
 	})
 }
 
+// badUsage is an error of a command line, with where its help is.
+func badUsage(c *cobra.Command, err error) error {
+	return fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())
+}
+
 // longCommand makes a command whose function looks after signals itself.
 func (a *app) longCommand(c *cobra.Command, f func(ctx context.Context, c *cobra.Command, args []string) error) *cobra.Command {
+	if accepts := c.Args; accepts != nil {
+		c.Args = func(c *cobra.Command, args []string) error {
+			if accepts(c, args) != nil {
+				return badUsage(c, fmt.Errorf("%s where it is `%s`", count(len(args), "argument"), strings.TrimSuffix(c.UseLine(), " [flags]")))
+			}
+			return nil
+		}
+	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if err := f(c.Context(), c, args); err != nil {
 			return &ranError{err}
@@ -153,3 +166,15 @@ func (t text) shown() string {
 }
 
 func size(n int64) string { return config.FormatSize(n) }
+
+// count is a number of things: "1 inode", "2 inodes", "0 patches".
+func count[N int | int64 | uint64](n N, one string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(one, "ch"):
+		one += "es"
+	default:
+		one += "s"
+	}
+	return fmt.Sprintf("%d %s", n, one)
+}

@@ -36,7 +36,10 @@ is there with its size. --data also reads every byte, verifies it, and names the
 file, range and object of any damage. Exit status 4 means damage.
 
 --repair mends what can be mended without a loss: it deletes uploads that no
-commit names, and lets a damaged local index be built anew from the bucket.`,
+commit names, and lets a damaged local index be built anew from the bucket.
+
+Of a mount the last commit is verified: "cistern sync" before it commits what was
+written just now. At a past commit, uploads that no commit names are not counted.`,
 	}
 	c.Flags().BoolVar(&data, "data", false, "read and verify every byte")
 	c.Flags().BoolVar(&repair, "repair", false, "mend what can be mended safely")
@@ -75,6 +78,9 @@ commit names, and lets a damaged local index be built anew from the bucket.`,
 		if err = finish(ctx, s, err); err != nil {
 			return err
 		}
+		if t.point != "" {
+			r.Orphans, r.OrphanBytes = 0, 0 // what came later is none
+		}
 		return a.showCheck(&r, data, asJSON)
 	})
 }
@@ -96,10 +102,14 @@ func (a *app) showCheck(r *checkReport, data, asJSON bool) error {
 		if data {
 			verified = size(r.Bytes) + " verified"
 		}
-		err = a.say("commit %s: %d inodes, %d slots, %d objects, %d segments, %d manifest pages and %d commits after them; %s; %d orphans of %s",
-			r.Commit, r.Inodes, r.Slots, r.Objects, r.Segments, r.Pages, r.Commits, verified, r.Orphans, size(r.OrphanBytes))
+		err = a.say("commit %d: %s, %s, %s, %s, %s and %s after them; %s; %s of %s",
+			r.Commit.N, count(r.Inodes, "inode"), count(r.Slots, "slot"), count(r.Objects, "object"), count(r.Segments, "segment"),
+			count(r.Pages, "manifest page"), count(r.Commits, "commit"), verified, count(r.Orphans, "orphan"), size(r.OrphanBytes))
+		if err == nil && r.Problems == 0 {
+			err = a.say("no damage found")
+		}
 		if err == nil && r.Deleted > 0 {
-			err = a.say("repair: %d orphans deleted", r.Deleted)
+			err = a.say("repair: %s deleted", count(r.Deleted, "orphan"))
 		}
 		if err == nil && r.Rebuild != "" {
 			err = a.say("repair: the local index in %s was damaged; the next mount builds it anew", r.Rebuild)
@@ -109,7 +119,7 @@ func (a *app) showCheck(r *checkReport, data, asJSON bool) error {
 		return err
 	}
 	if r.Problems > 0 {
-		a.note("damage found: %d problems", r.Problems)
+		a.note("damage found: %s", count(r.Problems, "problem"))
 		return said(exitDamaged)
 	}
 	return nil
@@ -118,17 +128,6 @@ func (a *app) showCheck(r *checkReport, data, asJSON bool) error {
 // dropIndex deletes the index of the volume's default state directory when it is
 // damaged, and returns where it was. Everything in it can be read from the bucket.
 func (a *app) dropIndex(ctx context.Context, t target) (string, error) {
-	state, err := a.stateDir(t.url)
-	if err != nil {
-		return "", err
-	}
-	if dir, ok := a.lookup("CISTERN_STATE"); ok {
-		state = dir
-	}
-	dir := filepath.Join(state, "index")
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
 	st, err := openStore(ctx, t.url, false, nil)
 	if err != nil {
 		return "", err
@@ -136,6 +135,16 @@ func (a *app) dropIndex(ctx context.Context, t target) (string, error) {
 	doc, err := gateway.ReadVolumeDoc(ctx, st, t.url.String())
 	if err != nil {
 		return "", err
+	}
+	state, named := a.lookup("CISTERN_STATE")
+	if !named {
+		if state, err = a.volumeState(t.url, doc.ID); err != nil {
+			return "", err
+		}
+	}
+	dir := filepath.Join(state, "index")
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
 	}
 	if o, err := readStateOwner(state); err != nil || o.Volume != doc.ID {
 		return "", err // another volume's

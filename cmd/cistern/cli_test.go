@@ -187,7 +187,7 @@ func TestApp_BadInput_OneSentenceRightStatusNothingChanged(t *testing.T) {
 	}{
 		{2, "no command \"frobnicate\"", []string{"frobnicate"}},
 		{2, "unknown flag: --frob", []string{"ls", u, "--frob"}},
-		{2, "accepts 2 arg(s)", []string{"mount", u}},
+		{2, "1 argument where it is `cistern mount <url>[@point] <dir>`", []string{"mount", u}},
 		{2, "say what to dump", []string{"dump"}},
 		{2, "neither a URL", []string{"ls", "bucket"}},
 		{2, "unknown scheme \"http\"", []string{"ls", "http://bucket/x"}},

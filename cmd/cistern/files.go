@@ -60,25 +60,31 @@ func (a *app) lsCommand() *cobra.Command {
 			}
 			return a.showEntry(e, long)
 		}
+		var failed error
 		for _, name := range names {
+			var err error
 			if self {
-				e, err := s.stat(ctx, name, o.slots)
-				if err == nil {
+				var e entry
+				if e, err = s.stat(ctx, name, o.slots); err == nil {
 					err = show(e)
 				}
-				if err != nil {
-					return err
-				}
-				continue
+			} else {
+				err = s.list(ctx, name, o, show)
 			}
-			if err := s.list(ctx, name, o, show); err != nil {
+			if err != nil && (len(names) == 1 || exitStatus(err) != exitFailed || ctx.Err() != nil) {
 				return err
+			}
+			if err != nil { // as ls(1): the others are shown
+				a.note("%s", sentence(err))
+				failed = said(exitFailed)
 			}
 		}
 		if asJSON {
-			return a.printJSON(all)
+			if err := a.printJSON(all); err != nil {
+				return err
+			}
 		}
-		return nil
+		return failed
 	})
 }
 
@@ -103,7 +109,7 @@ func (a *app) showEntry(e entry, long bool) error {
 }
 
 func (s *slotsInfo) String() string {
-	return fmt.Sprintf("[%d slots, %d objects of %s, %d patches of %s]", s.Slots, s.Objects, size(s.ObjectBytes), s.Patches, size(s.PatchBytes))
+	return fmt.Sprintf("[%s, %s of %s, %s of %s]", count(s.Slots, "slot"), count(s.Objects, "object"), size(s.ObjectBytes), count(s.Patches, "patch"), size(s.PatchBytes))
 }
 
 // modeString is a mode as ls(1) shows it.

@@ -257,11 +257,11 @@ func writePointStatus(w io.Writer, s *mountStatus) {
 	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
 	row("volume", "%s", s.Volume)
 	row("url", "%s", s.URL)
-	row("point", "%s: commit %s of %s, read-only", text(s.Point.Point).shown(), s.Commit, s.CommitTime.Format(time.RFC3339))
+	row("point", "%s: commit %d of %s, read-only", text(s.Point.Point).shown(), s.Commit.N, s.CommitTime.Format(time.RFC3339))
 	row("mounted", "on %s since %s, process %d", s.MountPoint.shown(), s.Started.Format(time.RFC3339), s.PID)
 	row("state", "%s", s.StateDir)
 	row("health", "%s", healthText(s))
-	row("used", "%s in %d inodes", size(s.UsedBytes), s.Inodes)
+	row("used", "%s in %s", size(s.UsedBytes), count(s.Inodes, "inode"))
 	row("cache", "%s of %s, %s in files that the kernel reads, %d hits, %d misses", size(s.Cache.Allocated), size(s.Cache.Limit), size(s.Cache.Pinned), s.Cache.Hits, s.Cache.Misses)
 	row("traffic", "%s fetched", size(s.Fetched))
 	ends := "does not end"
@@ -283,7 +283,7 @@ func writePointStatus(w io.Writer, s *mountStatus) {
 func writePointTop(w io.Writer, f *topFrame) {
 	s, r := &f.Status, &f.Rates
 	fmt.Fprintf(w, "%s\ton %s\t%s\n", s.URL, s.MountPoint.shown(), healthText(s))
-	fmt.Fprintf(w, "point\t%s\tcommit %s\tread-only\n", text(s.Point.Point).shown(), s.Commit)
+	fmt.Fprintf(w, "point\t%s\tcommit %d\tread-only\n", text(s.Point.Point).shown(), s.Commit.N)
 	fmt.Fprintf(w, "fetched\t%s/s\t%.1f GET/s\tcache %s of %s, %.0f %% hits\n", size(int64(r.Fetched)), r.Fetches, size(s.Cache.Allocated), size(s.Cache.Limit), 100*r.Hits)
-	fmt.Fprintf(w, "used\t%s\t%d inodes\t%s in files that the kernel reads\n", size(s.UsedBytes), s.Inodes, size(s.Cache.Pinned))
+	fmt.Fprintf(w, "used\t%s\t%s\t%s in files that the kernel reads\n", size(s.UsedBytes), count(s.Inodes, "inode"), size(s.Cache.Pinned))
 }

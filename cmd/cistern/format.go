@@ -96,7 +96,7 @@ func (a *app) destroyCommand() *cobra.Command {
 		Use: "destroy <url>", Short: "Delete a volume and everything in it", Args: cobra.ExactArgs(1),
 		Long: `Deletes everything that a volume has in its bucket, after its URL was typed or
 --yes was given. A volume that has an owner is left alone, and so is one that a
-clone uses.`,
+clone uses. Its default state directory on this machine goes with it.`,
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "don't ask")
 	c.Flags().BoolVar(&takeover, "takeover", false, "although the owner, which is dead, did not give it back")
@@ -131,12 +131,26 @@ clone uses.`,
 				return err
 			}
 		}
+		id := ""
+		if doc, err := gateway.ReadVolumeDoc(ctx, s, t.url.String()); err == nil {
+			id = doc.ID // else an earlier destroy was interrupted
+		}
 		n := 0
 		err = gateway.Destroy(ctx, s, t.url.String(), gateway.HostOwner(""), takeover, force, func(k int) { n = k })
 		if err != nil {
 			return err
 		}
-		return a.say("%s is deleted, with %d objects", t.url, n)
+		if err := a.say("%s is deleted, with %s", t.url, count(n, "object")); err != nil || id == "" {
+			return err
+		}
+		state, err := a.dropState(t.url, id)
+		if err != nil {
+			return fmt.Errorf("the volume is gone, but not its local state: %w", err)
+		}
+		if state != "" {
+			return a.say("its local state in %s is deleted too", state)
+		}
+		return nil
 	})
 }
 

@@ -76,6 +76,7 @@ type mountOptions struct {
 	commit      uint64 // of a point
 	dir         string
 	state       string
+	usualState  bool // it was not told
 	config      string
 	durability  durability
 	interval    interval
@@ -204,6 +205,7 @@ func (a *app) mountPaths(o *mountOptions) (err error) {
 	switch {
 	case o.state != "":
 	case o.t.point == "":
+		o.usualState = true
 		o.state, err = a.stateDir(o.t.url)
 	default:
 		o.state, err = a.pointState(o.t, o.dir)
@@ -260,10 +262,33 @@ func (a *app) preflight(ctx context.Context, o *mountOptions) error {
 	if err != nil {
 		return err
 	}
+	if owner.Volume != "" && owner.Volume != doc.ID && o.usualState {
+		if owner, err = o.ownState(a, doc.ID); err != nil {
+			return err
+		}
+	}
 	if owner.Volume != "" && owner.Volume != doc.ID {
 		return usage(fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state, or delete it if that volume is gone", o.state, owner.Volume, o.t.url, doc.ID))
 	}
 	return probeLock(o.state)
+}
+
+// ownState moves a mount without --state to a state directory of the volume's
+// own, because the usual one holds what an earlier volume at this URL left.
+func (o *mountOptions) ownState(a *app, id string) (stateOwner, error) {
+	usual := o.state
+	state, err := a.volumeState(o.t.url, id)
+	if err != nil {
+		return stateOwner{}, err
+	}
+	if o.logFile == filepath.Join(usual, logName) {
+		o.logFile = filepath.Join(state, logName)
+	}
+	o.state = state
+	if !o.foreground {
+		a.note("%s holds the local state of another volume that was at %s: this one's is in %s; delete the other if that volume is gone", usual, o.t.url, state)
+	}
+	return readStateOwner(state)
 }
 
 // probeLock fails when somebody uses a state directory.

@@ -319,7 +319,7 @@ func runCheck(ctx context.Context, check func(context.Context, gateway.CheckOpti
 		err = told
 	}
 	return checkResult{
-		Commit: r.Commit.String(), Inodes: r.Inodes, Slots: r.Slots, Objects: r.Objects, Segments: r.Segments, Commits: r.Commits,
+		Commit: r.Commit, Inodes: r.Inodes, Slots: r.Slots, Objects: r.Objects, Segments: r.Segments, Commits: r.Commits,
 		Pages: r.Pages, Bytes: r.Bytes, Orphans: r.Orphans, OrphanBytes: r.OrphanBytes, Problems: r.Problems,
 	}, err
 }

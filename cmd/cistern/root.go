@@ -5,17 +5,22 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
 
-// version is the release, unless the build says another.
+// version is the release.
 const version = "0.1"
+
+// buildRevision is the source's revision, set by the linker in `make build`; a
+// plain `go build` stamps it where the toolchain does that.
+var buildRevision string
 
 // root is the program's command line.
 func (a *app) root() *cobra.Command {
 	c := &cobra.Command{
-		Use: "cistern", Short: "Database directories on object storage",
+		Use: "cistern", Short: "Database directories on object storage", Version: version,
 		Long: `Cistern keeps database directories on object storage: a volume is a prefix in a
 bucket, and a mount shows it as an ordinary directory.
 
@@ -23,14 +28,19 @@ A <url> is file:///dir; a <vol> is a URL or a directory on which a volume is
 mounted. Exit status: 0 done, 1 failed, 2 wrong usage or configuration, 3 owned
 by another writer or fenced, 4 damage found, 5 the store can't be reached.`,
 		SilenceErrors: true, SilenceUsage: true,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("there is no command %q", args[0])
+				if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+					return badUsage(c, fmt.Errorf("there is no command %q: do you mean %s", args[0], strings.Join(near, " or ")))
+				}
+				return badUsage(c, fmt.Errorf("there is no command %q", args[0]))
 			}
 			return nil
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	c.SetFlagErrorFunc(badUsage)
+	c.SuggestionsMinimumDistance = 2
 	c.AddCommand(
 		a.formatCommand(), a.mountCommand(), a.umountCommand(), a.statusCommand(), a.topCommand(), a.syncCommand(),
 		a.lsCommand(), a.catCommand(), a.statCommand(), a.putCommand(), a.getCommand(), a.rmCommand(), a.duCommand(),
@@ -44,8 +54,8 @@ func (a *app) versionCommand() *cobra.Command {
 	c := &cobra.Command{Use: "version", Short: "Show the version", Args: cobra.NoArgs}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(context.Context, *cobra.Command, []string) error {
-		revision := ""
-		if info, ok := debug.ReadBuildInfo(); ok {
+		revision := buildRevision
+		if info, ok := debug.ReadBuildInfo(); ok && revision == "" {
 			for _, s := range info.Settings {
 				if s.Key == "vcs.revision" {
 					revision = s.Value[:min(len(s.Value), 12)]

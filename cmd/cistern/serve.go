@@ -340,7 +340,7 @@ func (m *mountProcess) close(ctx context.Context) error {
 // umountEvent is how far an unmount is.
 type umountEvent struct {
 	Dirty  int64  `json:"dirty_bytes,omitempty"` // still to be committed
-	Commit string `json:"commit,omitempty"`      // the last one, at the end
+	Commit uint64 `json:"commit,omitempty"`      // the last one, at the end
 	Left   string `json:"left,omitempty"`        // what stayed in the journal because that was asked for
 }
 
@@ -367,7 +367,7 @@ func (m *mountProcess) shutdown(ctx context.Context, wait bool, emit func(umount
 			if m.result != nil {
 				return m.result
 			}
-			return emit(umountEvent{Commit: m.v.Status().Commit.String()})
+			return emit(umountEvent{Commit: m.v.Status().Commit.N})
 		case <-tick.C:
 			if err := emit(umountEvent{Dirty: m.v.Status().DirtyBytes}); err != nil {
 				return err // nobody listens; the unmount goes on

@@ -96,7 +96,7 @@ func (e *entry) regular() bool { return e.Mode&syscall.S_IFMT == syscall.S_IFREG
 // collected is what a collection did or would do.
 type collected struct {
 	Dead    gateway.Collected `json:"dead"`
-	Orphans gateway.Collected `json:"orphans"`
+	Orphans gateway.Collected `json:"orphans,omitempty"`
 	DryRun  bool              `json:"dry_run"`
 }
 
@@ -123,18 +123,18 @@ type checkProblem struct {
 }
 
 type checkResult struct {
-	Commit      string `json:"commit"`
-	Inodes      uint64 `json:"inodes"`
-	Slots       int64  `json:"slots"`
-	Objects     int64  `json:"objects"`
-	Segments    int64  `json:"segments"`
-	Commits     int    `json:"commits"`
-	Pages       int    `json:"manifest_pages"`
-	Bytes       int64  `json:"verified_bytes"`
-	Orphans     int    `json:"orphans"`
-	OrphanBytes int64  `json:"orphan_bytes"`
-	Problems    int    `json:"problems"`
-	Deleted     int    `json:"deleted_orphans"` // by --repair
+	Commit      metadata.CommitID `json:"commit"`
+	Inodes      uint64            `json:"inodes"`
+	Slots       int64             `json:"slots"`
+	Objects     int64             `json:"objects"`
+	Segments    int64             `json:"segments"`
+	Commits     int               `json:"commits"`
+	Pages       int               `json:"manifest_pages"`
+	Bytes       int64             `json:"verified_bytes"`
+	Orphans     int               `json:"orphans"`
+	OrphanBytes int64             `json:"orphan_bytes,omitempty"`
+	Problems    int               `json:"problems"`
+	Deleted     int               `json:"deleted_orphans"` // by --repair
 }
 
 // cleanPath brings a path in a volume into the form that services take.

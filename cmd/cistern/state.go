@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cisternfs/cistern/internal/vfs"
 	"github.com/cisternfs/cistern/objstore"
 )
 
@@ -45,6 +46,41 @@ func (a *app) stateDir(u objstore.URL) (string, error) {
 		return "", err
 	}
 	return filepath.Join(base, shortHash(u.String())), nil
+}
+
+// volumeState is the default state directory of the volume that is at a URL now:
+// one of its own when the usual one holds what an earlier volume left there.
+func (a *app) volumeState(u objstore.URL, id string) (string, error) {
+	dir, err := a.stateDir(u)
+	if err != nil {
+		return "", err
+	}
+	o, err := readStateOwner(dir)
+	if err != nil || o.Volume == "" || o.Volume == id {
+		return dir, err
+	}
+	return dir + "-" + id[:min(len(id), 8)], nil
+}
+
+// dropState deletes the default state directory of a volume that was destroyed,
+// and returns where it was; empty when there was none.
+func (a *app) dropState(u objstore.URL, id string) (string, error) {
+	dir, err := a.volumeState(u, id)
+	if err != nil {
+		return "", err
+	}
+	if o, err := readStateOwner(dir); err != nil || o.Volume != id {
+		return "", err
+	}
+	lock, err := vfs.OS().Lock(filepath.Join(dir, "lock"))
+	if err != nil {
+		return "", fmt.Errorf("state directory %s: %w", dir, err)
+	}
+	defer lock.Close() // of a file that is gone
+	if err := os.RemoveAll(dir); err != nil {
+		return "", localError(dir, err)
+	}
+	return dir, nil
 }
 
 func shortHash(s string) string {

@@ -106,8 +106,8 @@ func writeVolumeStatus(w io.Writer, s *volumeStatus) {
 	} else {
 		row("owner", "%s, process %d, epoch %d, not released", s.Owner.Host, s.Owner.PID, s.Epoch)
 	}
-	row("commit", "%s of %s", s.Commit, s.CommitTime.Format(time.RFC3339))
-	row("used", "%s in %d inodes", size(s.UsedBytes), s.Inodes)
+	row("commit", "%d of %s", s.Commit.N, s.CommitTime.Format(time.RFC3339))
+	row("used", "%s in %s", size(s.UsedBytes), count(s.Inodes, "inode"))
 	row("object size", "%s", size(s.ObjectSize))
 }
 
@@ -123,18 +123,18 @@ func writeMountStatus(w io.Writer, s *mountStatus) {
 	row("state", "%s", s.StateDir)
 	row("health", "%s", healthText(s))
 	row("durability", "%s", s.Durability)
-	row("commit", "%s of %s", s.Commit, s.CommitTime.Format(time.RFC3339))
+	row("commit", "%d of %s", s.Commit.N, s.CommitTime.Format(time.RFC3339))
 	row("uncommitted", "%s, oldest %.1f s", size(s.DirtyBytes), s.DirtySeconds)
 	quota := "no quota"
 	if s.QuotaBytes > 0 {
 		quota = "quota " + size(s.QuotaBytes)
 	}
-	row("used", "%s in %d inodes, %s", size(s.UsedBytes), s.Inodes, quota)
+	row("used", "%s in %s, %s", size(s.UsedBytes), count(s.Inodes, "inode"), quota)
 	row("journal", "%s of %s, %s not synced", size(s.Journal.Live), size(s.Journal.Limit), size(s.Journal.Unsynced))
 	row("cache", "%s of %s, %s pinned, %d hits, %d misses", size(s.Cache.Allocated), size(s.Cache.Limit), size(s.Cache.Pinned), s.Cache.Hits, s.Cache.Misses)
 	row("traffic", "%s written, %s uploaded, %s fetched", size(s.Written), size(s.Uploaded), size(s.Fetched))
-	row("work", "%d commits, %d folds, %d collected, %d waits", s.Commits, s.Folds, s.Collected, s.Throttled)
-	row("patches", "%d in %d slots", s.Patches, s.PatchedSlots)
+	row("work", "%s, %s, %d collected, %s", count(s.Commits, "commit"), count(s.Folds, "fold"), s.Collected, count(s.Throttled, "wait"))
+	row("patches", "%d in %s", s.Patches, count(s.PatchedSlots, "slot"))
 	row("lease", "epoch %d, renewed %.0f s ago", s.Epoch, s.LeaseRenewed)
 	for _, e := range [][2]string{
 		{"store error", s.StoreError}, {"lease error", s.LeaseError}, {"commit error", s.CommitError},
@@ -261,7 +261,7 @@ func (a *app) showTop(f *topFrame, asJSON, once bool) error {
 		fmt.Fprintf(w, "written\t%s/s\tjournal %s of %s\t%.0f syncs/s\n", size(int64(r.Written)), size(s.Journal.Live), size(s.Journal.Limit), r.Syncs)
 		fmt.Fprintf(w, "uploaded\t%s/s\t%.1f PUT/s\t%.1f commits/s\n", size(int64(r.Uploaded)), r.Uploads, r.Commits)
 		fmt.Fprintf(w, "fetched\t%s/s\t%.1f GET/s\tcache %s of %s, %.0f %% hits\n", size(int64(r.Fetched)), r.Fetches, size(s.Cache.Allocated), size(s.Cache.Limit), 100*r.Hits)
-		fmt.Fprintf(w, "uncommitted\t%s\toldest %.1f s\tcommit %s\n", size(s.DirtyBytes), s.DirtySeconds, s.Commit)
-		fmt.Fprintf(w, "used\t%s\t%d inodes\t%d patches in %d slots\n", size(s.UsedBytes), s.Inodes, s.Patches, s.PatchedSlots)
+		fmt.Fprintf(w, "uncommitted\t%s\toldest %.1f s\tcommit %d\n", size(s.DirtyBytes), s.DirtySeconds, s.Commit.N)
+		fmt.Fprintf(w, "used\t%s\t%s\t%s in %s\n", size(s.UsedBytes), count(s.Inodes, "inode"), count(s.Patches, "patch"), count(s.PatchedSlots, "slot"))
 	})
 }

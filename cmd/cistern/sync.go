@@ -137,9 +137,9 @@ func (a *app) logCommand() *cobra.Command {
 }
 
 func (a *app) showCommit(l *logLine) error {
-	return a.say("%8d  %s  epoch %d  %10s up  %d inodes, %d freed, %d names, %d slots; %d objects, %d segments; %s used",
+	return a.say("%8d  %s  epoch %d  %10s up  %s, %d freed, %s, %s; %s, %s; %s used",
 		l.Commit, l.Time.Local().Format("2006-01-02 15:04:05"), l.Epoch, size(l.Uploaded+l.Document),
-		l.Inodes, l.Gone, l.Names, l.Slots, l.Objects, l.Segments, size(l.UsedBytes))
+		count(l.Inodes, "inode"), l.Gone, count(l.Names, "name"), count(l.Slots, "slot"), count(l.Objects, "object"), count(l.Segments, "segment"), size(l.UsedBytes))
 }
 
 func (a *app) collectCommand() *cobra.Command {

@@ -72,12 +72,12 @@ the mount stays.`,
 			return err
 		}
 		if t.fixed {
-			return a.say("%s is unmounted; it showed commit %s", m.dir, last.Commit)
+			return a.say("%s is unmounted; it showed commit %d", m.dir, last.Commit)
 		}
 		if last.Left != "" {
 			return a.say("%s is unmounted; left in the journal: %s", m.dir, last.Left)
 		}
-		return a.say("%s is unmounted; everything is in commit %s", m.dir, last.Commit)
+		return a.say("%s is unmounted; everything is in commit %d", m.dir, last.Commit)
 	})
 }
 

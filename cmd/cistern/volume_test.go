@@ -168,7 +168,7 @@ func TestApp_Check_NamesFileRangeAndObject(t *testing.T) {
 		at = 1 << 20
 	}
 	want := fmt.Sprintf("damage: /dir/big: bytes %d to %d: objects/", at+262144, at+393216)
-	checkFailure(t, []string{"check --data"}, 4, "damage found: 1 problems", status, errs)
+	checkFailure(t, []string{"check --data"}, 4, "damage found: 1 problem", status, errs)
 	if !strings.Contains(out, want) || !strings.Contains(out, "checksum does not match") {
 		t.Errorf("got %q, want %q", out, want)
 	}
