@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 
 	"github.com/cisternfs/cistern/internal/extent"
 	"github.com/cisternfs/cistern/internal/vfs"
@@ -73,7 +74,8 @@ func (c *Cache) shard(ino uint64) string {
 
 // failed counts a failure of the local disk, and logs it when it is news.
 func (c *Cache) failed(err error) {
-	if errors.Is(err, ErrClosed) {
+	// EFBIG: farther out than the local file system can address; no disk failed.
+	if errors.Is(err, ErrClosed) || errors.Is(err, syscall.EFBIG) {
 		return
 	}
 	c.failMu.Lock()

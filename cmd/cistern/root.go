@@ -46,6 +46,7 @@ by another writer or fenced, 4 damage found, 5 the store can't be reached.`,
 		a.lsCommand(), a.catCommand(), a.statCommand(), a.putCommand(), a.getCommand(), a.rmCommand(), a.duCommand(),
 		a.logCommand(), a.checkCommand(), a.dumpCommand(), a.collectCommand(), a.destroyCommand(), a.versionCommand(),
 	)
+	completions(c)
 	return c
 }
 
