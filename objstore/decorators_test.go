@@ -21,11 +21,11 @@ import (
 
 func withLimit(t *testing.T, s objstore.Store, up, down int) objstore.Store {
 	t.Helper()
-	l, err := objstore.WithLimit(s, up, down)
+	l, err := objstore.NewLimits(up, down, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return l
+	return objstore.WithLimit(s, l)
 }
 
 func withMetrics(t *testing.T, s objstore.Store, reg prometheus.Registerer) *objstore.Metered {
@@ -43,6 +43,12 @@ func TestDecorators_Conformance(t *testing.T) {
 			return objstore.WithRetry(s, objstore.RetryOptions{})
 		},
 		"limit": func(t *testing.T, s objstore.Store) objstore.Store { return withLimit(t, s, 3, 3) },
+		"hedge": func(t *testing.T, s objstore.Store) objstore.Store {
+			return withHedge(t, s, objstore.HedgeOptions{MinWait: time.Nanosecond, Share: 1}, nil)
+		},
+		"bandwidth": func(_ *testing.T, s objstore.Store) objstore.Store {
+			return objstore.WithBandwidth(s, objstore.BandwidthOptions{Upload: 1 << 30, Download: 1 << 30})
+		},
 		"timeout": func(_ *testing.T, s objstore.Store) objstore.Store {
 			return objstore.WithTimeout(s, objstore.TimeoutOptions{})
 		},
@@ -62,8 +68,14 @@ func TestDecorators_Conformance(t *testing.T) {
 		},
 		"all": func(t *testing.T, s objstore.Store) objstore.Store {
 			s = objstore.WithTimeout(objstore.WithPrefix(s, "a/b/"), objstore.TimeoutOptions{})
-			s = withLimit(t, withMetrics(t, s, prometheus.NewRegistry()), 8, 8)
-			return objstore.WithRetry(s, objstore.RetryOptions{})
+			limits, err := objstore.NewLimits(8, 8, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s = withMetrics(t, s, prometheus.NewRegistry())
+			s = withHedge(t, s, objstore.HedgeOptions{MinWait: time.Nanosecond, Share: 1, Spare: limits.TrySpare}, nil)
+			s = objstore.WithBandwidth(s, objstore.BandwidthOptions{Upload: 1 << 30, Download: 1 << 30})
+			return objstore.WithRetry(objstore.WithLimit(s, limits), objstore.RetryOptions{})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -219,7 +231,7 @@ func TestWithRetry_BodyKeepsBreaking_GivesUp(t *testing.T) {
 }
 
 func TestWithLimit_BoundsConcurrency(t *testing.T) {
-	if _, err := objstore.WithLimit(mem.New(), 0, 1); err == nil {
+	if _, err := objstore.NewLimits(0, 1, nil); err == nil {
 		t.Error("no upload at all was accepted")
 	}
 	synctest.Test(t, func(t *testing.T) {

@@ -17,16 +17,17 @@
 //
 // From the provider outwards, as cmd composes them:
 //
-//	provider → WithPrefix → WithTimeout → WithMetrics → WithLimit → WithRetry
+//	provider → WithPrefix → WithTimeout → WithMetrics → WithHedge → WithBandwidth → WithLimit → WithRetry
 //
 // so that a timeout bounds one attempt, metrics see every attempt, waiting for
-// a free connection is not part of an attempt, and a retry gives up its
-// connection while it waits.
+// a free connection or for bandwidth is not part of an attempt, a hedged read
+// measures the store alone and takes a second connection only where one is free,
+// and a retry gives up its connection while it waits.
 //
 // # Concurrency
 //
 // Everything here is safe for concurrent use. No function starts a goroutine
-// that outlives the call, except the timers of WithTimeout, which end with the
-// request. Time comes from package time alone, so that all of it runs inside a
+// that outlives the call (a hedged read waits for the request that it called
+// off), except the timers of WithTimeout, which end with the request. Time comes from package time alone, so that all of it runs inside a
 // testing/synctest bubble over the store of package mem.
 package objstore

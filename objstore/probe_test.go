@@ -161,10 +161,7 @@ func TestProbe_GoodStores_Pass(t *testing.T) {
 		m := mem.New()
 		mustPut(t, m, "probe", "")
 		mustPut(t, m, "probe/x", "")
-		limited, err := objstore.WithLimit(objstore.WithPrefix(m, "p/"), 4, 4)
-		if err != nil {
-			t.Fatal(err)
-		}
+		limited := withLimit(t, objstore.WithPrefix(m, "p/"), 4, 4)
 		for _, s := range []objstore.Store{m, objstore.WithRetry(limited, objstore.RetryOptions{})} {
 			if err := objstore.Probe(t.Context(), s); err != nil {
 				t.Error(err)

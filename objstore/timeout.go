@@ -15,6 +15,9 @@ type TimeoutOptions struct {
 	BytesPerSecond int64         // a body slower than this is given up; default 256 KiB/s
 }
 
+// defaultBytesPerSecond is the slowest body that is waited for.
+const defaultBytesPerSecond = 256 << 10
+
 // WithTimeout returns a store that gives every request a deadline by its size:
 // Base plus the size over BytesPerSecond; for a Get, Base until the store
 // answers and then that. A request that misses it fails with ErrUnavailable.
@@ -23,7 +26,7 @@ func WithTimeout(s Store, o TimeoutOptions) Store {
 		o.Base = 10 * time.Second
 	}
 	if o.BytesPerSecond <= 0 {
-		o.BytesPerSecond = 256 << 10
+		o.BytesPerSecond = defaultBytesPerSecond
 	}
 	return &timed{s: s, o: o}
 }

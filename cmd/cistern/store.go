@@ -79,21 +79,31 @@ func refuseForeign(u objstore.URL) error {
 	return nil
 }
 
-// Limits of a store's parallel requests.
-const (
-	storeUploads   = 16
-	storeDownloads = 32
-)
+// requestOptions bound the requests of a store.
+type requestOptions struct {
+	uploads, downloads int // at a time
+	bandwidth          objstore.BandwidthOptions
+}
+
+// usualRequests is what commands take, and mounts that were not told otherwise.
+func usualRequests() requestOptions { return requestOptions{uploads: 16, downloads: 32} }
 
 // store is a volume's prefix with its decorators.
 type store struct {
 	objstore.Store
 	metered *objstore.Metered
+	limits  *objstore.Limits
 }
 
-// openStore opens the volume's prefix. With create it makes the bucket where
-// formatting does that. reg counts its requests; nil: nothing shows them.
+// openStore opens the volume's prefix for a command. With create it makes the
+// bucket where formatting does that. reg counts its requests; nil: nothing shows
+// them.
 func openStore(ctx context.Context, u objstore.URL, create bool, reg prometheus.Registerer) (*store, error) {
+	return openStoreWith(ctx, u, create, reg, usualRequests())
+}
+
+// openStoreWith is openStore with its own bounds of requests.
+func openStoreWith(ctx context.Context, u objstore.URL, create bool, reg prometheus.Registerer, o requestOptions) (*store, error) {
 	p, ok := providers()[u.Scheme]
 	if !ok {
 		return nil, usage(fmt.Errorf("%s: this build has no provider for %s:// volumes; it serves file:///dir only", u, u.Scheme))
@@ -112,21 +122,34 @@ func openStore(ctx context.Context, u objstore.URL, create bool, reg prometheus.
 	if reg == nil {
 		reg = prometheus.NewRegistry()
 	}
-	s = objstore.WithTimeout(objstore.WithPrefix(s, u.Prefix()), objstore.TimeoutOptions{})
-	metered, err := objstore.WithMetrics(s, reg)
-	if err != nil {
-		return nil, err
-	}
-	limited, err := objstore.WithLimit(metered, storeUploads, storeDownloads)
-	if err != nil {
-		return nil, err
-	}
-	lanes := leaseLane{Store: limited, direct: metered}
-	return &store{Store: objstore.WithRetry(lanes, objstore.RetryOptions{}), metered: metered}, nil
+	return decorate(objstore.WithPrefix(s, u.Prefix()), u, reg, o)
 }
 
-// leaseLane lets the lease pass what waits for a free connection: a bulk load
-// must not cost the volume.
+// decorate puts the decorators around a provider, in the order that package
+// objstore tells.
+func decorate(s objstore.Store, u objstore.URL, reg prometheus.Registerer, o requestOptions) (*store, error) {
+	metered, err := objstore.WithMetrics(objstore.WithTimeout(s, o.bandwidth.TimeoutFor(o.downloads)), reg)
+	if err != nil {
+		return nil, err
+	}
+	limits, err := objstore.NewLimits(o.uploads, o.downloads, reg)
+	if err != nil {
+		return nil, err
+	}
+	s = metered
+	if u.Scheme != objstore.SchemeFile {
+		// A disk that is slow to answer gets no quicker by being asked twice.
+		if s, err = objstore.WithHedge(s, objstore.HedgeOptions{Spare: limits.TrySpare}, reg); err != nil {
+			return nil, err
+		}
+	}
+	s = objstore.WithLimit(objstore.WithBandwidth(s, o.bandwidth), limits)
+	lanes := leaseLane{Store: s, direct: metered}
+	return &store{Store: objstore.WithRetry(lanes, objstore.RetryOptions{}), metered: metered, limits: limits}, nil
+}
+
+// leaseLane lets the lease pass what waits for a free connection or for
+// bandwidth: a bulk load must not cost the volume.
 type leaseLane struct {
 	objstore.Store
 	direct objstore.Store
