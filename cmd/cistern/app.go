@@ -26,6 +26,9 @@ type app struct {
 	terminal bool   // stderr is one: progress bars
 	screen   bool   // stdout is one: top refreshes
 	base     string // of state directories; empty: the user's
+
+	configFlag string      // --config
+	config     *configFile // once it was read
 }
 
 // run executes a command line and returns the exit status.

@@ -128,7 +128,7 @@ func (a *app) showCheck(r *checkReport, data, asJSON bool) error {
 // dropIndex deletes the index of the volume's default state directory when it is
 // damaged, and returns where it was. Everything in it can be read from the bucket.
 func (a *app) dropIndex(ctx context.Context, t target) (string, error) {
-	st, err := openStore(ctx, t.url, false, nil)
+	st, err := a.openStore(ctx, t.url, false, nil)
 	if err != nil {
 		return "", err
 	}

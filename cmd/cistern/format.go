@@ -50,8 +50,11 @@ the directory, if its parent exists.`,
 		if object.Bytes%4096 != 0 {
 			return usage(fmt.Errorf("--object-size %d: must be a multiple of 4096", object.Bytes))
 		}
-		s, err := openStore(ctx, u, true, nil)
+		s, err := a.openStore(ctx, u, true, nil)
 		if err != nil {
+			return err
+		}
+		if err := refuseForeignKeys(ctx, s, u); err != nil {
 			return err
 		}
 		// Before the probe, which writes: what is not empty is left as it is.
@@ -70,6 +73,7 @@ the directory, if its parent exists.`,
 		if err != nil {
 			return err
 		}
+		a.warnOfBucket(ctx, s)
 		if asJSON {
 			return a.printJSON(volumeDocOf(u, doc))
 		}
@@ -118,7 +122,7 @@ clone uses. Its default state directory on this machine goes with it.`,
 		if dir := a.pointMount(ctx, t); dir != "" {
 			return &statusError{fmt.Errorf("a point of %s is mounted on %s: unmount it first", t.url, text(dir).shown()), exitOwned}
 		}
-		s, err := openStore(ctx, t.url, false, nil)
+		s, err := a.openStore(ctx, t.url, false, nil)
 		if err != nil {
 			return err
 		}

@@ -77,7 +77,6 @@ type mountOptions struct {
 	dir         string
 	state       string
 	usualState  bool // it was not told
-	config      string
 	durability  durability
 	interval    interval
 	cache       config.Size
@@ -117,7 +116,6 @@ journal, from where the next mount with the same state directory goes on.`,
 	}
 	f := c.Flags()
 	f.StringVar(&o.state, "state", "", "state directory: journal, cache, index (default: one of the volume's own)")
-	f.StringVar(&o.config, "config", "", "INI file with a section [mount]")
 	f.Var(&o.durability, "durability", "what fsync waits for: the local journal, the bucket, or the bucket when it is too far behind")
 	f.Var(&o.interval, "commit-interval", "time between commits while something changes")
 	f.Var(&o.cache, "cache-size", "limit of the local cache")
@@ -154,15 +152,9 @@ journal, from where the next mount with the same state directory goes on.`,
 // mountSettings completes the options from environment and file and makes all
 // paths absolute.
 func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) error {
-	path, text := o.config, []byte(nil)
-	if path == "" {
-		path, _ = a.lookup("CISTERN_CONFIG")
-	}
-	if path != "" {
-		var err error
-		if text, err = readSmall(path); err != nil {
-			return err
-		}
+	file, err := a.readConfig()
+	if err != nil {
+		return err
 	}
 	given, err := a.resolve(args[0])
 	if err != nil {
@@ -174,7 +166,7 @@ func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) er
 		}
 	}
 	o.t = given
-	if err := config.Apply(c.Flags(), a.lookup, path, text, "mount", "config", "foreground", "help"); err != nil {
+	if err := config.Apply(c.Flags(), a.lookup, file.path, file.text, "mount", "config", "foreground", "help"); err != nil {
 		return err
 	}
 	if o.t.mount != "" {
@@ -242,7 +234,7 @@ func (a *app) preflight(ctx context.Context, o *mountOptions) error {
 	if st, err := os.Stat(o.state); err == nil && !st.IsDir() {
 		return usage(fmt.Errorf("state directory %s is not a directory", o.state))
 	}
-	s, err := openStore(ctx, o.t.url, false, nil)
+	s, err := a.openStore(ctx, o.t.url, false, nil)
 	if err != nil {
 		return err
 	}

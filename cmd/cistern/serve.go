@@ -30,6 +30,8 @@ const (
 	noWaitGrace  = time.Second      // for a commit when told not to wait
 	replyGrace   = 5 * time.Second  // for the last answers of the control socket
 	metricsGrace = time.Second
+
+	warningsWait = 5 * time.Second // for the bucket's settings, before the mount is ready
 )
 
 // served is what a mount shows.
@@ -128,7 +130,7 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 		}
 		defer metrics.Close() // its server has closed it, or never began
 	}
-	if m.store, err = openStore(ctx, m.o.t.url, false, reg); err != nil {
+	if m.store, err = m.a.openStore(ctx, m.o.t.url, false, reg); err != nil {
 		return err
 	}
 	if m.v, err = m.open(ctx); err != nil {
@@ -147,6 +149,7 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 	if err != nil {
 		return errors.Join(err, m.fs.Detach(), m.v.Close(ctx))
 	}
+	m.warnOfBucket(ctx)
 	m.ready()
 	m.serve(closing)
 	// What the volume's end means is known before the last answers go out.
@@ -234,6 +237,19 @@ func (m *mountProcess) startServers(metrics net.Listener, reg *prometheus.Regist
 func (m *mountProcess) changed(parent gateway.InodeID, name string) {
 	if err := m.fs.InvalidateEntry(parent, name); err != nil {
 		m.log.Warn("the kernel may show an old name", "directory", parent, "name", name, "error", err)
+	}
+}
+
+// warnOfBucket logs what of the bucket's settings hurts a volume.
+func (m *mountProcess) warnOfBucket(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, warningsWait)
+	defer cancel()
+	list, err := m.store.warnings(ctx)
+	if err != nil {
+		m.log.Warn("the bucket's settings can't be read", "error", err)
+	}
+	for _, w := range list {
+		m.log.Warn(w)
 	}
 }
 

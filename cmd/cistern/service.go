@@ -199,7 +199,7 @@ func (v *view) close() error {
 
 // openView reads a volume as of a point from its bucket.
 func (a *app) openView(ctx context.Context, t target) (*view, error) {
-	s, err := openStore(ctx, t.url, false, nil)
+	s, err := a.openStore(ctx, t.url, false, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -280,7 +280,7 @@ func (a *app) writer(ctx context.Context, arg string, takeover bool) (service, t
 // openOwn makes this command the volume's owner, with a state directory of its
 // own.
 func (a *app) openOwn(ctx context.Context, t target, takeover bool) (service, error) {
-	s, err := openStore(ctx, t.url, false, nil)
+	s, err := a.openStore(ctx, t.url, false, nil)
 	if err != nil {
 		return nil, err
 	}

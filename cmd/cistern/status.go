@@ -80,7 +80,7 @@ func (a *app) writeOut(f func(w io.Writer)) error {
 }
 
 func (a *app) bucketStatus(ctx context.Context, t target) (*volumeStatus, error) {
-	s, err := openStore(ctx, t.url, false, nil)
+	s, err := a.openStore(ctx, t.url, false, nil)
 	if err != nil {
 		return nil, err
 	}

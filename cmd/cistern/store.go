@@ -25,9 +25,10 @@ type provider struct {
 }
 
 // providers is the table of what this build can open, by a URL's scheme.
-func providers() map[string]provider {
+func (a *app) providers() map[string]provider {
 	return map[string]provider{
 		objstore.SchemeFile: {open: openLocal, create: createLocal},
+		objstore.SchemeS3:   {open: a.openS3},
 	}
 }
 
@@ -67,16 +68,46 @@ func refuseForeign(u objstore.URL) error {
 	if err != nil {
 		return localError(u.Path, err)
 	}
-	ours := map[string]bool{".tmp": true, ".lock": true, metadata.VolumeKey: true, metadata.LeaseKey: true, "probe": true}
-	for _, prefix := range []string{metadata.CommitPrefix, metadata.ManifestPrefix, metadata.SegmentPrefix, metadata.ObjectPrefix, metadata.PinPrefix} {
-		ours[strings.TrimSuffix(prefix, "/")] = true
-	}
+	ours := volumeNames()
+	ours[".tmp"], ours[".lock"] = true, true
 	for _, e := range list {
 		if !ours[e.Name()] {
 			return usage(fmt.Errorf("%s is not empty (it holds %s): choose an empty directory", u, e.Name()))
 		}
 	}
 	return nil
+}
+
+// volumeNames are the first parts of the keys that a volume has.
+func volumeNames() map[string]bool {
+	names := map[string]bool{metadata.VolumeKey: true, metadata.LeaseKey: true, "probe": true}
+	for _, prefix := range []string{metadata.CommitPrefix, metadata.ManifestPrefix, metadata.SegmentPrefix, metadata.ObjectPrefix, metadata.PinPrefix} {
+		names[strings.TrimSuffix(prefix, "/")] = true
+	}
+	return names
+}
+
+// refuseForeignKeys fails when a prefix holds keys that no volume put there. It
+// asks for one key of each first part.
+func refuseForeignKeys(ctx context.Context, s objstore.Store, u objstore.URL) error {
+	ours := volumeNames()
+	for after := ""; ; {
+		page, err := s.List(ctx, "", after, 1)
+		if err != nil {
+			return fmt.Errorf("look whether %s is empty: %w", u, err)
+		}
+		if len(page) == 0 {
+			return nil
+		}
+		name, _, folder := strings.Cut(page[0].Key, "/")
+		if !ours[name] {
+			return usage(fmt.Errorf("%s is not empty (it holds %s): choose an empty prefix", u, page[0].Key))
+		}
+		after = name
+		if folder {
+			after += "/\U0010ffff" // after all keys below it
+		}
+	}
 }
 
 // requestOptions bound the requests of a store.
@@ -91,22 +122,23 @@ func usualRequests() requestOptions { return requestOptions{uploads: 16, downloa
 // store is a volume's prefix with its decorators.
 type store struct {
 	objstore.Store
-	metered *objstore.Metered
-	limits  *objstore.Limits
+	metered  *objstore.Metered
+	limits   *objstore.Limits
+	warnings func(ctx context.Context) ([]string, error) // of the bucket's settings
 }
 
 // openStore opens the volume's prefix for a command. With create it makes the
 // bucket where formatting does that. reg counts its requests; nil: nothing shows
 // them.
-func openStore(ctx context.Context, u objstore.URL, create bool, reg prometheus.Registerer) (*store, error) {
-	return openStoreWith(ctx, u, create, reg, usualRequests())
+func (a *app) openStore(ctx context.Context, u objstore.URL, create bool, reg prometheus.Registerer) (*store, error) {
+	return a.openStoreWith(ctx, u, create, reg, usualRequests())
 }
 
 // openStoreWith is openStore with its own bounds of requests.
-func openStoreWith(ctx context.Context, u objstore.URL, create bool, reg prometheus.Registerer, o requestOptions) (*store, error) {
-	p, ok := providers()[u.Scheme]
+func (a *app) openStoreWith(ctx context.Context, u objstore.URL, create bool, reg prometheus.Registerer, o requestOptions) (*store, error) {
+	p, ok := a.providers()[u.Scheme]
 	if !ok {
-		return nil, usage(fmt.Errorf("%s: this build has no provider for %s:// volumes; it serves file:///dir only", u, u.Scheme))
+		return nil, usage(fmt.Errorf("%s: this build has no provider for %s:// volumes; it serves file:///dir and s3://bucket/prefix", u, u.Scheme))
 	}
 	open := p.open
 	if create && p.create != nil {
@@ -122,7 +154,17 @@ func openStoreWith(ctx context.Context, u objstore.URL, create bool, reg prometh
 	if reg == nil {
 		reg = prometheus.NewRegistry()
 	}
-	return decorate(objstore.WithPrefix(s, u.Prefix()), u, reg, o)
+	d, err := decorate(objstore.WithPrefix(s, u.Prefix()), u, reg, o)
+	if err != nil {
+		return nil, err
+	}
+	d.warnings = func(context.Context) ([]string, error) { return nil, nil }
+	if w, ok := s.(interface {
+		Warnings(ctx context.Context, prefix string) ([]string, error)
+	}); ok {
+		d.warnings = func(ctx context.Context) ([]string, error) { return w.Warnings(ctx, u.Prefix()) }
+	}
+	return d, nil
 }
 
 // decorate puts the decorators around a provider, in the order that package

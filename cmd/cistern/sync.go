@@ -50,7 +50,7 @@ func (a *app) syncOf(ctx context.Context, arg string) (metadata.CommitID, error)
 	if t.mount != "" {
 		return metadata.CommitID{}, fmt.Errorf("the process that served %s is gone: mount %s again with the same state directory to commit what it had", t.mount, t.url)
 	}
-	s, err := openStore(ctx, t.url, false, nil)
+	s, err := a.openStore(ctx, t.url, false, nil)
 	if err != nil {
 		return metadata.CommitID{}, err
 	}
@@ -104,7 +104,7 @@ func (a *app) logCommand() *cobra.Command {
 		if t.point != "" {
 			return usage(fmt.Errorf("%s@%s: the log begins at the last commit", t.url, t.point))
 		}
-		s, err := openStore(ctx, t.url, false, nil)
+		s, err := a.openStore(ctx, t.url, false, nil)
 		if err != nil {
 			return err
 		}

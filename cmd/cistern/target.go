@@ -180,7 +180,7 @@ func (a *app) owner(ctx context.Context, t target) (*control.Client, error) {
 			return c, err
 		}
 	}
-	s, err := openStore(ctx, t.url, false, nil)
+	s, err := a.openStore(ctx, t.url, false, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ const maxFile = 1 << 20
 // the file in messages, and an empty one means that there is none. Flags in
 // only are not settings: neither the environment nor the file may give them.
 func Apply(flags *pflag.FlagSet, lookup func(string) (string, bool), path string, text []byte, section string, only ...string) error {
-	file, err := readSection(path, text, section)
+	file, err := readSection(path, text, section, lookup)
 	if err != nil {
 		return err
 	}
@@ -65,10 +65,31 @@ func reason(err error) error {
 	return err
 }
 
+// Section returns the values that a file's text has in a section, by key; keys
+// are those that there are, with _ between their words, and any other is an
+// error. path names the file in messages, and an empty one means that there is
+// none. ${NAME} in a value stands for an environment variable, which must be set.
+func Section(path string, text []byte, section string, keys []string, lookup func(string) (string, bool)) (map[string]string, error) {
+	file, err := readSection(path, text, section, lookup)
+	if err != nil {
+		return nil, err
+	}
+	for key := range file {
+		if !slices.Contains(keys, key) {
+			return nil, fmt.Errorf("%s: [%s] %s: there is no such setting", path, section, key)
+		}
+	}
+	return file, nil
+}
+
+// sections are those that a file may have: one file serves all commands.
+func sections() []string { return []string{"mount", "S3", "GCS"} }
+
 // readSection returns a section's keys, with _ between their words.
-func readSection(path string, text []byte, section string) (map[string]string, error) {
+func readSection(path string, text []byte, section string, lookup func(string) (string, bool)) (map[string]string, error) {
+	keys := map[string]string{}
 	if path == "" {
-		return nil, nil
+		return keys, nil
 	}
 	if len(text) > maxFile {
 		return nil, fmt.Errorf("%s: a configuration file of %d bytes is too large", path, len(text))
@@ -77,21 +98,47 @@ func readSection(path string, text []byte, section string) (map[string]string, e
 	if err != nil {
 		return nil, fmt.Errorf("%s is not an INI file: %w", path, err)
 	}
-	keys := map[string]string{}
 	for _, s := range f.Sections() {
 		if s.Name() == ini.DefaultSection && len(s.Keys()) == 0 {
 			continue
 		}
+		if !slices.Contains(sections(), s.Name()) {
+			return nil, fmt.Errorf("%s: section [%s] is not known: write settings under [%s]", path, s.Name(), strings.Join(sections(), "], ["))
+		}
 		if s.Name() != section {
-			return nil, fmt.Errorf("%s: section [%s] is not known here: write settings under [%s]", path, s.Name(), section)
+			continue
 		}
 		for _, k := range s.Keys() {
 			name := strings.ReplaceAll(k.Name(), "-", "_")
 			if _, twice := keys[name]; twice {
 				return nil, fmt.Errorf("%s: [%s] %s = %q: it is set twice", path, section, name, k.String())
 			}
-			keys[name] = k.String()
+			if keys[name], err = expand(k.Value(), lookup); err != nil {
+				return nil, fmt.Errorf("%s: [%s] %s: %w", path, section, name, err)
+			}
 		}
 	}
 	return keys, nil
+}
+
+// expand puts environment variables in the place of ${NAME}.
+func expand(value string, lookup func(string) (string, bool)) (string, error) {
+	var b strings.Builder
+	for {
+		before, rest, found := strings.Cut(value, "${")
+		b.WriteString(before)
+		if !found {
+			return b.String(), nil
+		}
+		name, after, closed := strings.Cut(rest, "}")
+		if !closed {
+			return "", errors.New("a ${ without its }")
+		}
+		v, ok := lookup(name)
+		if !ok {
+			return "", fmt.Errorf("the environment variable %s is not set", name)
+		}
+		b.WriteString(v)
+		value = after
+	}
 }

@@ -1,0 +1,201 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+
+	"github.com/cisternfs/cistern/internal/testenv"
+)
+
+// s3Server is a bucket "bucket" in this process.
+type s3Server struct {
+	backend *s3mem.Backend
+	url     string
+
+	mu    sync.Mutex
+	heads []http.Header // of all PUTs
+}
+
+func newS3Server(t *testing.T) *s3Server {
+	t.Helper()
+	s := &s3Server{backend: s3mem.New()}
+	if err := s.backend.CreateBucket("bucket"); err != nil {
+		t.Fatal(err)
+	}
+	fake := gofakes3.New(s.backend, gofakes3.WithIntegrityCheck(true)).Server()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPut {
+			s.mu.Lock()
+			s.heads = append(s.heads, r.Header.Clone())
+			s.mu.Unlock()
+		}
+		fake.ServeHTTP(w, r)
+	}))
+	t.Cleanup(srv.Close)
+	s.url = srv.URL
+	return s
+}
+
+// config writes a configuration file for the server, with more lines.
+func (s *s3Server) config(p *place, more ...string) string {
+	lines := append([]string{"[S3]", "region = us-east-1", "endpoint = " + s.url, "aws_access_key_id = key", "aws_secret_access_key = ${TEST_S3_SECRET}"}, more...)
+	p.env["TEST_S3_SECRET"] = "top-secret"
+	return p.write("s3.ini", []byte(strings.Join(lines, "\n")+"\n"))
+}
+
+func TestS3_FormatPutMountAndFromTheBucketAlone(t *testing.T) {
+	testenv.NeedFUSE(t)
+	p := newPlace(t)
+	srv := newS3Server(t)
+	p.env["CISTERN_CONFIG"] = srv.config(p, "tags = team=db", "sse = AES256")
+	const u = "s3://bucket/some/prefix"
+	if out := p.must("format", u, "--object-size", "1M"); !strings.Contains(out, u+" is volume ") {
+		t.Errorf("format says %q", out)
+	}
+	p.fails(2, "is a volume already", "format", u)
+	p.fails(2, "is not empty (it holds some/prefix/", "format", "s3://bucket")
+
+	big := random(3<<20 + 77)
+	p.must("put", u, p.write("local", big), "big")
+	if got := p.must("cat", u, "big"); got != string(big) {
+		t.Error("cat gives other bytes than were put")
+	}
+	mnt := p.path("mnt")
+	if err := os.Mkdir(mnt, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	more := random(2<<20 + 5)
+	for round := range 2 {
+		// Each time without anything local.
+		state := p.path(fmt.Sprintf("state%d", round))
+		p.mustBinary("mount", u, mnt, "--state", state)
+		pid := decode[mountStatus](t, p.must("status", "--json", mnt)).PID
+		if got := readFile(t, filepath.Join(mnt, "big")); got != string(big) {
+			t.Error("the mount shows other bytes than were put")
+		}
+		name := filepath.Join(mnt, "more")
+		if round == 0 {
+			if err := os.WriteFile(name, more, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			p.must("sync", mnt)
+			p.noSecret(pid, filepath.Join(state, logName))
+		}
+		if got := readFile(t, name); got != string(more) {
+			t.Errorf("round %d: the mount shows other bytes than were written", round)
+		}
+		p.endMount(mnt)
+	}
+	p.must("check", "--data", u)
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	for _, h := range srv.heads {
+		if h.Get("X-Amz-Tagging") != "team=db" || h.Get("X-Amz-Server-Side-Encryption") != "AES256" || h.Get("Content-Md5") == "" {
+			t.Fatalf("a PUT without what the settings say: %v", h)
+		}
+	}
+}
+
+// noSecret makes sure that nobody sees the secret key beside a mount.
+func (p *place) noSecret(pid int, log string) {
+	p.t.Helper()
+	for _, path := range []string{fmt.Sprintf("/proc/%d/cmdline", pid), log} {
+		if b, err := os.ReadFile(path); err != nil || bytes.Contains(b, []byte("top-secret")) {
+			p.t.Errorf("%s shows the secret key (%v)", path, err)
+		}
+	}
+}
+
+func TestS3_RelativeConfigFlag_ReachesTheDaemon(t *testing.T) {
+	testenv.NeedFUSE(t)
+	p := newPlace(t)
+	srv := newS3Server(t)
+	config := srv.config(p)
+	wd, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	relative, err := filepath.Rel(wd, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mnt := p.path("mnt")
+	if err := os.Mkdir(mnt, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.must("format", "s3://bucket/v", "--config", relative)
+	p.mustBinary("--config", relative, "mount", "s3://bucket/v", mnt, "--state", p.path("state"))
+	p.endMount(mnt)
+	if got := p.must("status", "s3://bucket/v", "--config", config); !strings.Contains(got, "s3://bucket/v") {
+		t.Errorf("status says %q", got)
+	}
+}
+
+// endMount unmounts; after a failure by force.
+func (p *place) endMount(mnt string) {
+	p.t.Helper()
+	pid := decode[mountStatus](p.t, p.must("status", "--json", mnt)).PID
+	if status, _, errs := p.run("umount", mnt); status != 0 {
+		p.t.Errorf("umount: status %d, %s", status, errs)
+		p.kill(pid)
+		p.run("umount", mnt)
+	}
+}
+
+func TestS3_EnvironmentBeatsFile(t *testing.T) {
+	p := newPlace(t)
+	srv := newS3Server(t)
+	path := srv.config(p)
+	p.env["CISTERN_S3_ENDPOINT"] = strings.TrimPrefix(srv.url, "http://")
+	p.env["CISTERN_S3_USE_HTTP"] = "enabled"
+	p.write("s3.ini", []byte("[mount]\ncache-size = 1G\n[S3]\nendpoint = nowhere.invalid\naws_access_key_id = a\naws_secret_access_key = b\n"))
+	p.must("format", "s3://bucket/v", "--config", path)
+	p.must("status", "s3://bucket/v", "--config", path)
+}
+
+func TestS3_BadSettings_NameKeyAndReason(t *testing.T) {
+	p := newPlace(t)
+	srv := newS3Server(t)
+	base := []string{"format", "s3://bucket/v", "--config"}
+	for _, c := range []struct{ line, want string }{
+		{"colour = red", "[S3] colour: there is no such setting"},
+		{"port_number = 70000", "S3 setting port_number: it is not a port"},
+		{"port_number = 9000", "the endpoint has a port already"},
+		{"use_http = maybe", "S3 setting use_http: choose enabled or disabled"},
+		{"path_style = perhaps", "S3 setting path_style: choose"},
+		{"bucket = other", "are for bucket other"},
+		{"prefix = other", "are for the prefix other"},
+		{"tags = team", "S3 setting tags"},
+		{"tags = a=1, a=2", "S3 setting tags"},
+		{"sse = ROT13", "server-side encryption \"ROT13\""},
+		{"sse_kms_key_id = k", "goes with server-side encryption aws:kms"},
+		{"storage_class = GLACIER", "storage class GLACIER"},
+		{"role_arn = admin", "is no ARN"},
+		{"ca_file = relative.pem", "absolute path"},
+		{"ca_file = /no/such/file", "read the CA file"},
+		{"profile = p", "keys and a profile exclude each other"},
+		{"ec2_iam_mode = enabled", "exclude each other"},
+		{"external_id = ${NO_SUCH_VARIABLE}", "NO_SUCH_VARIABLE is not set"},
+		{"external_id = ${", "without its }"},
+		{"[ObjectStorage]", ""},
+	} {
+		path := srv.config(p, c.line)
+		if c.want != "" {
+			p.fails(2, c.want, append(base, path)...)
+		}
+	}
+	p.fails(2, "no such file", append(base, p.path("missing.ini"))...)
+	p.fails(2, "bucket does not exist", "format", "s3://nowhere/v", "--config", srv.config(p))
+	p.fails(2, "bucket does not exist", "ls", "s3://nowhere/v", "--config", srv.config(p))
+	p.fails(2, "no volume here", "ls", "s3://bucket/v", "--config", srv.config(p))
+}
