@@ -47,6 +47,9 @@ func (v *Volume) Close(ctx context.Context) error {
 		err = v.writeLease(lctx, true)
 		cancel()
 	}
+	if errors.Is(err, ErrHandedOver) {
+		err = nil // the lease was given back then
+	}
 	return errors.Join(err, v.closeLocal())
 }
 
@@ -55,28 +58,40 @@ func (v *Volume) drain(ctx context.Context) error {
 	if v.clean() {
 		return nil
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	done := make(chan error, 1)
-	go func() {
+	err := v.whileProgress(ctx, func(ctx context.Context) error {
 		_, err := v.Commit(ctx)
 		for err == nil && !v.clean() {
 			_, err = v.Commit(ctx)
 		}
-		done <- err
-	}()
+		return err
+	})
+	if err != nil && v.Stopped() == nil {
+		return v.uncommitted(err)
+	}
+	return err
+}
+
+// uncommitted says what could not be committed and why.
+func (v *Volume) uncommitted(err error) error {
+	if cause := v.stat.storeError(); cause != nil {
+		err = fmt.Errorf("%w: %w", ErrStore, cause)
+	}
+	return fmt.Errorf("%w: %d bytes: %w", ErrUncommitted, v.dirtyBytes(), err)
+}
+
+// whileProgress runs f, whose context ends when nothing has reached the bucket
+// for stallTime.
+func (v *Volume) whileProgress(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
 	last, since := v.stat.progress(), time.Now()
 	tick := time.NewTicker(stallTime / 20)
 	defer tick.Stop()
 	for {
 		select {
 		case err := <-done:
-			if err != nil && v.Stopped() == nil {
-				if cause := v.stat.storeError(); cause != nil {
-					err = fmt.Errorf("%w: %w", ErrStore, cause)
-				}
-				return fmt.Errorf("%w: %d bytes: %w", ErrUncommitted, v.dirtyBytes(), err)
-			}
 			return err
 		case <-tick.C:
 			if now := v.stat.progress(); now != last {

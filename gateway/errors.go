@@ -27,6 +27,8 @@ var (
 
 	// ErrFenced: another writer has taken the volume over.
 	ErrFenced = errors.New("another writer owns the volume")
+	// ErrHandedOver: this mount gave the volume away with everything committed.
+	ErrHandedOver = errors.New("volume was handed over")
 	// ErrOwned: another writer holds the lease and was heard of lately.
 	ErrOwned = errors.New("volume is owned by another writer")
 	// ErrDamaged: a checksum does not match or something referred to is missing.

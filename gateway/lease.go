@@ -16,12 +16,22 @@ import (
 // leaseState is this writer's hold on the volume. The lease only tells others
 // to keep away; what fences is the seal.
 type leaseState struct {
-	mu      sync.Mutex // guards the fields below; not held over the network
-	doc     metadata.Lease
-	version objstore.Version
-	renewed time.Time // when the last renewal that succeeded was sent
-	err     error     // of the last renewal; nil when it succeeded
-	changed chan struct{}
+	write chan struct{} // holds a token while nobody writes the lease
+	soon  chan struct{} // asks for a renewal now
+
+	mu       sync.Mutex // guards the fields below; not held over the network
+	doc      metadata.Lease
+	version  objstore.Version
+	renewed  time.Time // when the last renewal that succeeded was sent
+	released bool      // given back: it is written no more
+	err      error     // of the last renewal; nil when it succeeded
+	changed  chan struct{}
+}
+
+func (l *leaseState) init() {
+	l.write = make(chan struct{}, 1)
+	l.write <- struct{}{}
+	l.soon = make(chan struct{}, 1)
 }
 
 // epoch is this mount's.
@@ -55,25 +65,24 @@ func readLease(ctx context.Context, s objstore.Store) (l *metadata.Lease, versio
 
 // acquire takes the volume's next epoch: at once when the lease is released,
 // one's own or to be taken over, otherwise after the same nonce was seen for
-// the lease's whole duration.
+// the lease's whole duration on this machine's monotonic clock.
 func (v *Volume) acquire(ctx context.Context) error {
 	var seen *metadata.Lease
-	var since time.Time
+	var heard time.Time // when the last nonce was seen first
+	begin, told := time.Now(), false
 	for {
 		l, version, err := readLease(ctx, v.store)
 		if err != nil {
 			return err
 		}
 		free := l.Released || v.opt.Takeover || v.owner.has(l.Reign)
-		if seen == nil || l.Nonce != seen.Nonce {
-			if seen != nil && !free {
-				return ownedError(l, v.opt.URL) // it is being renewed
-			}
-			seen, since = l, time.Now()
+		renewed := seen != nil && l.Nonce != seen.Nonce
+		if seen == nil || renewed {
+			seen, heard = l, time.Now()
 		}
-		wait := time.Duration(l.DurationMS) * time.Millisecond
-		switch {
-		case free || time.Since(since) >= wait && !v.opt.RequireReleased:
+		duration := time.Duration(l.DurationMS) * time.Millisecond
+		switch waited := time.Since(begin); {
+		case free || time.Since(heard) >= duration && !v.opt.RequireReleased:
 			v.unclean = !l.Released
 			taken, err := v.take(ctx, l, version)
 			if taken || err != nil {
@@ -84,22 +93,28 @@ func (v *Volume) acquire(ctx context.Context) error {
 		case v.opt.RequireReleased:
 			return fmt.Errorf("%w: %s was taken by %s and not given back; mount it again with that state directory and unmount it, or say --takeover if that process is dead for good",
 				ErrOwned, v.opt.URL, ownerName(l.Owner))
-		case time.Since(since) < time.Millisecond:
-			v.log.Info("volume is owned: waiting for the lease time", "volume", v.opt.URL, "owner", ownerName(l.Owner), "wait", wait)
+		case renewed && v.opt.Wait == 0:
+			return fmt.Errorf("%w: %s is held by %s, which renewed its lease while this mount waited; unmount it there, or say --takeover if that process is dead",
+				ErrOwned, v.opt.URL, ownerName(l.Owner))
+		case v.opt.Wait > 0 && waited >= v.opt.Wait:
+			return fmt.Errorf("%w: %s is held by %s, which was heard of %v ago at the latest, and this mount was told to wait %v; unmount it there, wait longer, or say --takeover if that process is dead",
+				ErrOwned, v.opt.URL, ownerName(l.Owner), time.Since(heard).Round(time.Millisecond), v.opt.Wait)
+		case !told:
+			told = true
+			v.log.Info("volume is owned: waiting", "volume", v.opt.URL, "owner", ownerName(l.Owner), "lease", duration, "wait", v.opt.Wait)
 		}
-		if err := v.sleep(ctx, max(wait/15, time.Millisecond)); err != nil {
-			return ErrInterrupted
+		if err := v.sleep(ctx, max(min(duration/15, acquirePause), time.Millisecond)); err != nil {
+			return fmt.Errorf("%w: %s is still held by %s", ErrInterrupted, v.opt.URL, ownerName(l.Owner))
 		}
 	}
 }
 
+// acquirePause is how often who waits for a volume looks at its lease, at least:
+// it is what a clean hand-over may take longer for it.
+const acquirePause = 500 * time.Millisecond
+
 func ownerName(o metadata.Owner) string {
 	return fmt.Sprintf("%s, process %d, state directory %s", o.Host, o.PID, o.StateDir)
-}
-
-func ownedError(l *metadata.Lease, url string) error {
-	return fmt.Errorf("%w: %s is held by %s, which renewed its lease within the last %v; unmount it there, or say --takeover if that process is dead",
-		ErrOwned, url, ownerName(l.Owner), time.Duration(l.DurationMS)*time.Millisecond)
 }
 
 // take swaps the lease for one of the next epoch.
@@ -131,7 +146,36 @@ func (v *Volume) RenewLease(ctx context.Context) error {
 	return v.writeLease(ctx, false)
 }
 
+// leaseTries bounds how often a lease is written that was not as it was left.
+const leaseTries = 3
+
+// writeLease writes the lease with a new nonce; with release, for the last time.
 func (v *Volume) writeLease(ctx context.Context, release bool) error {
+	select {
+	case <-v.lease.write:
+	case <-ctx.Done():
+		return storeError("renew the lease", ctx.Err())
+	}
+	defer func() { v.lease.write <- struct{}{} }()
+	v.lease.mu.Lock()
+	released := v.lease.released
+	v.lease.mu.Unlock()
+	if released {
+		return nil
+	}
+	err := v.swapLease(ctx, release)
+	for try := 1; try < leaseTries && errors.Is(err, errLeaseLate); try++ {
+		err = v.swapLease(ctx, release)
+	}
+	v.lease.mu.Lock()
+	defer v.lease.mu.Unlock()
+	v.lease.err = err
+	v.lease.released = err == nil && release
+	return err
+}
+
+// swapLease compares and swaps the lease once. Runs under the token.
+func (v *Volume) swapLease(ctx context.Context, release bool) error {
 	nonce, err := v.randomHex(8)
 	if err != nil {
 		return err
@@ -152,21 +196,21 @@ func (v *Volume) writeLease(ctx context.Context, release bool) error {
 		return v.leaseChanged(ctx)
 	}
 	if err != nil {
-		err = storeError("renew the lease", err)
-		v.lease.mu.Lock()
-		v.lease.err = err
-		v.lease.mu.Unlock()
-		return err
+		return storeError("renew the lease", err)
 	}
 	v.lease.mu.Lock()
-	v.lease.doc, v.lease.version, v.lease.renewed, v.lease.err = l, now, sent, nil
+	defer v.lease.mu.Unlock()
+	v.lease.doc, v.lease.version, v.lease.renewed = l, now, sent
 	if v.lease.changed != nil {
 		close(v.lease.changed)
 		v.lease.changed = nil
 	}
-	v.lease.mu.Unlock()
 	return nil
 }
+
+// errLeaseLate: the lease is ours and not as it was left: an earlier write of it
+// came late.
+var errLeaseLate = errors.New("an earlier renewal came late")
 
 // leaseChanged settles a renewal that found another lease than ours: another
 // reign's fences; our own, of a write that came late, is taken as it is; and where
@@ -175,20 +219,16 @@ func (v *Volume) leaseChanged(ctx context.Context) error {
 	other, version, err := readLease(ctx, v.store)
 	switch {
 	case err != nil:
-		err = fmt.Errorf("renew the lease: it is not as it was left, and can't be read: %w", err)
+		return fmt.Errorf("renew the lease: it is not as it was left, and can't be read: %w", err)
 	case other.Reign != v.owner.current():
 		err = fmt.Errorf("%w: %s took %s over as epoch %d", ErrFenced, ownerName(other.Owner), v.opt.URL, other.Epoch)
 		v.stop(err)
-	default:
-		err = fmt.Errorf("%w: renew the lease: an earlier renewal came late", ErrStore)
+		return err
 	}
 	v.lease.mu.Lock()
 	defer v.lease.mu.Unlock()
-	v.lease.err = err
-	if other != nil && other.Reign == v.owner.current() {
-		v.lease.version = version
-	}
-	return err
+	v.lease.version = version
+	return fmt.Errorf("%w: renew the lease: %w", ErrStore, errLeaseLate)
 }
 
 // runLease renews the lease until the volume closes.
@@ -200,6 +240,8 @@ func (v *Volume) runLease() {
 		t := time.NewTimer(every)
 		select {
 		case <-t.C:
+		case <-v.lease.soon:
+			t.Stop()
 		case <-v.quit:
 			t.Stop()
 			return
@@ -215,7 +257,11 @@ func (v *Volume) runLease() {
 			return
 		case err != nil && !failing:
 			failing = true
-			v.log.Warn("lease can't be renewed; going on locally", "volume", v.opt.URL, "error", err)
+			then := "going on locally"
+			if v.opt.StopOnLeaseLost {
+				then = "writers wait from when it runs out"
+			}
+			v.log.Warn("lease can't be renewed", "volume", v.opt.URL, "then", then, "duration", v.opt.LeaseDuration, "error", err)
 		case err == nil && failing:
 			failing = false
 			v.log.Info("lease renewed again", "volume", v.opt.URL)
@@ -223,20 +269,21 @@ func (v *Volume) runLease() {
 	}
 }
 
-// leaseGate makes an fsync wait while the lease is out of date, where the
-// mount was told so: nothing may be acknowledged that another owner might
-// never see.
+// leaseGate makes writers and fsyncs wait while the lease is out of date, where
+// the mount was told so: nothing may be acknowledged that another owner might
+// never see. They go on when it is renewed, and fail when another has it.
 func (v *Volume) leaseGate(ctx context.Context) error {
 	if !v.opt.StopOnLeaseLost {
 		return nil
 	}
 	for {
+		stopped := v.commit.changed()
 		v.lease.mu.Lock()
 		fresh := time.Since(v.lease.renewed) < v.opt.LeaseDuration
 		if v.lease.changed == nil {
 			v.lease.changed = make(chan struct{})
 		}
-		ch := v.lease.changed
+		renewed := v.lease.changed
 		v.lease.mu.Unlock()
 		if fresh {
 			return nil
@@ -245,13 +292,24 @@ func (v *Volume) leaseGate(ctx context.Context) error {
 			return err
 		}
 		select {
-		case <-ch:
+		case <-renewed:
+		case <-stopped:
 		case <-ctx.Done():
 			return ErrInterrupted
 		case <-v.quit:
 			return ErrClosed
 		}
 	}
+}
+
+// leaseLost is how long ago the lease ran out; 0 when it did not.
+func (v *Volume) leaseLost() time.Duration {
+	v.lease.mu.Lock()
+	defer v.lease.mu.Unlock()
+	if v.lease.released {
+		return 0
+	}
+	return max(0, time.Since(v.lease.renewed)-v.opt.LeaseDuration)
 }
 
 // storeError gives a failure of the store its class.

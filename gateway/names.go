@@ -32,7 +32,7 @@ func (v *Volume) create(ctx context.Context, op *createOp) (*Inode, error) {
 	defer v.mu.Unlock()
 	op.time = v.clock()
 	op.ino = v.nextInode
-	if _, err := v.doLocked(res, op, nil); err != nil {
+	if _, err := v.doLocked(res.Reservation, op, nil); err != nil {
 		return nil, err
 	}
 	v.nodes.named(op.ino, op.parent, op.name)
@@ -49,7 +49,7 @@ func (v *Volume) Link(ctx context.Context, ino, newParent InodeID, newName strin
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	op := &linkOp{ino: ino, parent: newParent, name: newName, time: v.clock()}
-	if _, err := v.doLocked(res, op, nil); err != nil {
+	if _, err := v.doLocked(res.Reservation, op, nil); err != nil {
 		return nil, err
 	}
 	v.nodes.named(ino, newParent, newName)
@@ -75,7 +75,7 @@ func (v *Volume) unlink(ctx context.Context, op *unlinkOp) error {
 	v.mu.Lock()
 	op.time = v.clock()
 	d, _ := v.name(op.parent, op.name)
-	_, err = v.doLocked(res, op, nil)
+	_, err = v.doLocked(res.Reservation, op, nil)
 	v.mu.Unlock()
 	if err == nil {
 		v.mayReap(d.Inode)
@@ -97,7 +97,7 @@ func (v *Volume) Rename(ctx context.Context, parent InodeID, name string, newPar
 	v.mu.Lock()
 	op.time = v.clock()
 	old, _ := v.name(newParent, newName)
-	_, err = v.doLocked(res, op, nil)
+	_, err = v.doLocked(res.Reservation, op, nil)
 	v.mu.Unlock()
 	if err == nil && old.Inode != 0 {
 		v.mayReap(old.Inode)

@@ -76,7 +76,7 @@ func (v *Volume) share(ctx context.Context, src *Handle, srcOff int64, dst *Hand
 		return 0, false, err
 	}
 	op := &shareOp{ino: dst.node.id, slot: uint32(dstOff / size), base: *base, time: v.clock()}
-	_, err = v.doLocked(res, op, nil)
+	_, err = v.doLocked(res.Reservation, op, nil)
 	v.mu.Unlock()
 	if errors.Is(err, errWholeLock) {
 		return 0, false, nil

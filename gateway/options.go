@@ -80,6 +80,7 @@ type Options struct {
 	Takeover          bool          // take the lease from an owner that may be alive
 	AcceptLostJournal bool          // mount although the journal is lost
 	RequireReleased   bool          // fail at once with ErrOwned unless the lease is free or one's own
+	Wait              time.Duration // for an owner that renews its lease; 0: fail when it does
 	StopOnLeaseLost   bool          // writers wait while the lease can't be renewed
 	LeaseDuration     time.Duration // default 15 s; renewed every third of it
 
@@ -159,6 +160,8 @@ func (o *Options) Validate() error {
 		return fmt.Errorf("cache size %d: must be positive", o.CacheBytes)
 	case o.JournalBytes != 0 && o.JournalBytes < 4<<20:
 		return fmt.Errorf("journal size %d: must be at least 4 MiB", o.JournalBytes)
+	case o.Wait < 0:
+		return fmt.Errorf("wait of %v for the volume's owner: must not be negative", o.Wait)
 	case o.LeaseDuration != 0 && o.LeaseDuration < 3*time.Millisecond:
 		return fmt.Errorf("lease duration %v: too short", o.LeaseDuration)
 	}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -262,30 +263,150 @@ func TestVolume_Open_EpochsWithoutCommits(t *testing.T) {
 	})
 }
 
-// With StopOnLeaseLost an fsync waits while the lease can't be renewed.
-func TestVolume_Fsync_StopsOnLeaseLost(t *testing.T) {
+// With StopOnLeaseLost writers and fsyncs wait while the lease can't be renewed,
+// can be interrupted, and go on when it is; without it they go on all the time,
+// and status says so.
+func TestVolume_Write_LeaseLost(t *testing.T) {
+	for _, stop := range []bool{true, false} {
+		for _, mode := range []Mode{ModeLocal, ModeLag} {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, 1, 8192)
+				v := l.mustMount(func(o *Options) {
+					o.StopOnLeaseLost = stop
+					o.Durability = Durability{Mode: mode, Lag: time.Hour}
+				})
+				f := files{}
+				f.put(t, v, "a", []byte("x"), 0)
+				mustFsync(t, v)
+				h := openPath(t, v, "a")
+				defer h.Close()
+				time.Sleep(16 * time.Second)
+				ctx, cancel := context.WithCancel(bg)
+				gone, done := make(chan error, 1), make(chan error, 2)
+				go func() { _, err := h.Write(ctx, []byte("interrupted"), 0, WriteFlags{}); gone <- err }()
+				go func() { done <- v.Fsync(bg, 1) }()
+				go func() { _, err := h.Write(bg, []byte("y"), 1, WriteFlags{}); done <- err }()
+				synctest.Wait()
+				s := v.Status()
+				if s.LeaseLost != 1 {
+					t.Errorf("status says that the lease ran out %v s ago", s.LeaseLost)
+				}
+				if held := len(done) == 0; held != stop || (s.WritersHeld != "") != stop {
+					t.Fatalf("stop %v: held %v, status says %q", stop, held, s.WritersHeld)
+				}
+				if got := pread(t, h, 1, 0); stop && string(got) != "x" {
+					t.Errorf("reads %q", got)
+				}
+				cancel()
+				if err := <-gone; stop {
+					wantErr(t, err, ErrInterrupted)
+				}
+				if err := v.RenewLease(bg); err != nil {
+					t.Fatal(err)
+				}
+				for range 2 {
+					if err := <-done; err != nil {
+						t.Fatal(err)
+					}
+				}
+				if s := v.Status(); s.LeaseLost != 0 || s.WritersHeld != "" {
+					t.Errorf("after the renewal status says %v s, %q", s.LeaseLost, s.WritersHeld)
+				}
+				mustClose(t, v)
+			})
+		}
+	}
+}
+
+// Writers that wait for the lease hear of it when another has it, whoever finds
+// that out.
+func TestVolume_Write_HeldUntilFenced(t *testing.T) {
+	for _, finder := range []func(v *Volume) error{
+		func(v *Volume) error { return v.RenewLease(bg) },
+		func(v *Volume) error { _, err := v.Commit(bg); return err },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			a := newLab(t, 1, 8192)
+			va := a.mustMount(func(o *Options) { o.StopOnLeaseLost = true })
+			files{}.put(t, va, "a", []byte("x"), 0)
+			h := openPath(t, va, "a")
+			b := a.machine(2)
+			vb := b.mustMount(nil)
+			done := make(chan error, 1)
+			go func() { _, err := h.Write(bg, []byte("y"), 0, WriteFlags{}); done <- err }()
+			synctest.Wait()
+			if len(done) > 0 {
+				t.Fatalf("the write returned %v", <-done)
+			}
+			wantErr(t, finder(va), ErrFenced)
+			wantErr(t, <-done, ErrFenced)
+			h.Close()
+			wantErr(t, va.Close(bg), ErrFenced)
+			mustClose(t, vb)
+		})
+	}
+}
+
+// A lease whose renewal came late is ours all the same, and is renewed at once.
+func TestVolume_RenewLease_EarlierOneCameLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 1, 8192)
-		v := l.mustMount(func(o *Options) { o.StopOnLeaseLost = true })
-		f := files{}
-		f.put(t, v, "a", []byte("x"), 0)
-		mustFsync(t, v)
-		time.Sleep(16 * time.Second)
-		done := make(chan error, 1)
-		go func() { done <- v.Fsync(bg, 1) }()
-		synctest.Wait()
-		select {
-		case err := <-done:
-			t.Fatalf("fsync returned %v with a lease that ran out", err)
-		default:
+		v := l.mustMount(nil)
+		late := v.lease.doc
+		late.Nonce = "00000000000000ff"
+		body := string(metadata.EncodeLease(&late))
+		if _, err := l.bucket.Put(bg, metadata.LeaseKey, strings.NewReader(body), int64(len(body)), conditionOf(v.lease.version)); err != nil {
+			t.Fatal(err)
 		}
 		if err := v.RenewLease(bg); err != nil {
-			t.Fatal(err)
-		}
-		if err := <-done; err != nil {
-			t.Fatal(err)
+			t.Error(err)
 		}
 		mustClose(t, v)
+	})
+}
+
+// Who is told to wait for a living owner takes over when that one lets go, and
+// gives up when the time is over.
+func TestVolume_Open_WaitsAsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newLab(t, 1, 8192)
+		va := a.mustMount(func(o *Options) { o.Manual = false })
+		b := a.machine(2)
+		for _, wait := range []time.Duration{2 * time.Second, 40 * time.Second} {
+			start := time.Now()
+			_, err := b.mount(b.bucket, func(o *Options) { o.Wait = wait })
+			wantErr(t, err, ErrOwned)
+			if d := time.Since(start); d < wait || d > wait+time.Second {
+				t.Errorf("told to wait %v it waited %v", wait, d)
+			}
+			if !strings.Contains(err.Error(), "lab, process 1") || !strings.Contains(err.Error(), "heard of") {
+				t.Errorf("the error %q does not name the owner and when it was heard of", err)
+			}
+		}
+		f := files{}
+		f.put(t, va, "a", []byte("handed over"), 0)
+		opened := make(chan *Volume, 1)
+		go func() {
+			vb, err := b.mount(b.bucket, func(o *Options) { o.Wait = time.Hour })
+			if err != nil {
+				t.Error(err)
+			}
+			opened <- vb
+		}()
+		time.Sleep(time.Minute)
+		start := time.Now()
+		if _, err := va.Handover(bg); err != nil {
+			t.Fatal(err)
+		}
+		vb := <-opened
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("the next owner waited %v after a hand-over", d)
+		}
+		wantFiles(t, vb, f, "after a hand-over")
+		mustClose(t, vb)
+		if err := va.Close(bg); err != nil {
+			t.Errorf("close after a hand-over: %v", err)
+		}
 	})
 }
 

@@ -50,6 +50,7 @@ func openOnce(ctx context.Context, o Options) (*Volume, error) {
 		quit:  make(chan struct{}),
 	}
 	v.commit.init()
+	v.lease.init()
 	v.ctx, v.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := v.open(ctx); err != nil {
 		v.giveBack(ctx, err)

@@ -202,7 +202,7 @@ func takeToDestroy(ctx context.Context, s objstore.Store, url string, owner meta
 		return err
 	}
 	if !l.Released && !takeover && l.Reign != reignDestroyed {
-		return ownedError(l, url)
+		return fmt.Errorf("%w: %s was taken by %s and not given back; unmount it there, or say --takeover if that process is dead for good", ErrOwned, url, ownerName(l.Owner))
 	}
 	next := metadata.Lease{Epoch: l.Epoch + 1, Reign: reignDestroyed, Owner: owner, Nonce: reignDestroyed, DurationMS: l.DurationMS, Hint: l.Hint}
 	_, err = objstore.CompareAndSwap(ctx, s, metadata.LeaseKey, version, metadata.EncodeLease(&next))

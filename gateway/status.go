@@ -87,7 +87,9 @@ type Status struct {
 	CacheErrors  int64         `json:"cache_errors"`
 	StoreError   string        `json:"store_error,omitempty"`
 	StoreSince   *time.Time    `json:"store_error_since,omitempty"`
-	LeaseRenewed float64       `json:"lease_renewed_seconds"` // since the last renewal
+	LeaseRenewed float64       `json:"lease_renewed_seconds"`        // since the last renewal
+	LeaseLost    float64       `json:"lease_lost_seconds,omitempty"` // since it ran out without a renewal
+	WritersHeld  string        `json:"writers_held,omitempty"`       // why writers wait whatever the limits, when they do
 	LeaseError   string        `json:"lease_error,omitempty"`
 	CommitError  string        `json:"commit_error,omitempty"`
 	Damaged      bool          `json:"damaged,omitempty"` // damage on the local disk keeps commits from getting on
@@ -155,6 +157,9 @@ func (v *Volume) statusParts(s *Status, j journal.Stats, c cache.Stats) {
 	s.Epoch = v.lease.doc.Epoch
 	s.LeaseRenewed, s.LeaseError = time.Since(v.lease.renewed).Seconds(), text(v.lease.err)
 	v.lease.mu.Unlock()
+	if s.LeaseLost = v.leaseLost().Seconds(); s.LeaseLost > 0 && v.opt.StopOnLeaseLost && s.ReadOnly == "" {
+		s.WritersHeld = "the lease ran out, and this mount was told to stop then"
+	}
 	v.commit.mu.Lock()
 	s.CommitError, s.Damaged = text(v.commit.lastErr), errors.Is(v.commit.lastErr, ErrDamaged)
 	v.commit.mu.Unlock()

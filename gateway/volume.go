@@ -62,6 +62,7 @@ type Volume struct {
 	sinceSync atomic.Int64 // bytes appended since the journal was last synced
 	unsynced  syncSet      // cache files with references not yet durable
 
+	gate    writerGate
 	commit  commitState
 	reaping reapQueue
 	folds   foldState
@@ -110,12 +111,29 @@ func (v *Volume) clock() int64 { return v.opt.Now().UnixNano() }
 const opOverhead = 512
 
 // reserve waits for room for an operation of n bytes: in the journal, and in
-// the memory and cache that uncommitted changes may take. It is called before
-// any lock.
-func (v *Volume) reserve(ctx context.Context, n int) (*journal.Reservation, error) {
+// the memory and cache that uncommitted changes may take; and while writers are
+// held, for a hand-over or because the lease ran out. It is called before any
+// lock.
+func (v *Volume) reserve(ctx context.Context, n int) (*admission, error) {
 	if err := v.Stopped(); err != nil {
 		return nil, err
 	}
+	if err := v.leaseGate(ctx); err != nil {
+		return nil, err
+	}
+	res, err := v.room(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	if err := v.gate.enter(ctx); err != nil {
+		res.Release()
+		return nil, ErrInterrupted
+	}
+	return &admission{res, &v.gate}, nil
+}
+
+// room waits for room as the limits allow.
+func (v *Volume) room(ctx context.Context, n int) (*journal.Reservation, error) {
 	if v.opt.LimitENOSPC {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, v.opt.LimitWait, errLimit)
@@ -284,7 +302,7 @@ func (v *Volume) change(ctx context.Context, op operation, names int) error {
 		return err
 	}
 	defer res.Release()
-	_, err = v.do(res, op, nil)
+	_, err = v.do(res.Reservation, op, nil)
 	return err
 }
 
@@ -314,6 +332,9 @@ func (v *Volume) Statfs() Statfs {
 // whatever inode it is asked for.
 func (v *Volume) Fsync(ctx context.Context, ino InodeID) error {
 	if err := v.Stopped(); err != nil {
+		if errors.Is(err, ErrHandedOver) {
+			return nil // everything is in the bucket, whatever the mode
+		}
 		return err
 	}
 	lsn := v.journal.End()
@@ -324,7 +345,9 @@ func (v *Volume) Fsync(ctx context.Context, ino InodeID) error {
 	case ModeBucket:
 		return v.waitCommitted(ctx, lsn)
 	case ModeLag:
-		return v.waitLag(ctx, d.Lag)
+		if err := v.waitLag(ctx, d.Lag); err != nil {
+			return err
+		}
 	}
 	return v.leaseGate(ctx)
 }

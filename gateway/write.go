@@ -120,7 +120,7 @@ func (h *Handle) Publish(ctx context.Context, size int64) error {
 		return ErrInterrupted
 	}
 	defer held.Unlock()
-	if _, err := v.do(res, &publishOp{ino: h.node.id, size: size, time: v.clock()}, nil); err != nil {
+	if _, err := v.do(res.Reservation, &publishOp{ino: h.node.id, size: size, time: v.clock()}, nil); err != nil {
 		return err
 	}
 	return v.dropCached(h.node.id, size, wholeFile)
@@ -134,7 +134,7 @@ func (v *Volume) write(ctx context.Context, nd *node, p []byte, off int64, killI
 	defer res.Release()
 	f := v.cache.Get(uint64(nd.id))
 	defer f.Release()
-	w := &write{v: v, nd: nd, f: f, res: res, p: p, off: off, end: off + int64(len(p)), killID: killID, staged: staged}
+	w := &write{v: v, nd: nd, f: f, res: res.Reservation, p: p, off: off, end: off + int64(len(p)), killID: killID, staged: staged}
 	err = w.locked(ctx, off, w.end)
 	if errors.Is(err, errWholeLock) {
 		w.whole = true
@@ -348,7 +348,7 @@ func (v *Volume) SetAttr(ctx context.Context, ino InodeID, set SetAttr) (*Inode,
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		op.time = v.clock()
-		if _, err := v.doLocked(res, op, nil); err != nil {
+		if _, err := v.doLocked(res.Reservation, op, nil); err != nil {
 			return nil, err
 		}
 		return v.inode(ino)
@@ -356,7 +356,7 @@ func (v *Volume) SetAttr(ctx context.Context, ino InodeID, set SetAttr) (*Inode,
 	return v.truncate(ctx, res, op)
 }
 
-func (v *Volume) truncate(ctx context.Context, res *journal.Reservation, op *setAttrOp) (*Inode, error) {
+func (v *Volume) truncate(ctx context.Context, res *admission, op *setAttrOp) (*Inode, error) {
 	size := *op.set.Size
 	if size < 0 {
 		return nil, ErrInvalid
@@ -372,7 +372,7 @@ func (v *Volume) truncate(ctx context.Context, res *journal.Reservation, op *set
 	op.time = v.clock()
 	old, err := v.inode(op.ino)
 	if err == nil {
-		_, err = v.doLocked(res, op, nil)
+		_, err = v.doLocked(res.Reservation, op, nil)
 	}
 	var now *Inode
 	if err == nil {
@@ -442,7 +442,7 @@ func (v *Volume) zero(ctx context.Context, nd *node, op *zeroOp) error {
 		}
 	}
 	if err == nil {
-		_, err = v.doLocked(res, op, nil)
+		_, err = v.doLocked(res.Reservation, op, nil)
 	}
 	v.mu.Unlock()
 	if err != nil {
