@@ -62,6 +62,7 @@ type Status struct {
 	CommitTime time.Time         `json:"commit_time"`
 	Durability string            `json:"durability"`
 	ReadOnly   string            `json:"read_only,omitempty"` // why, when it is
+	Owns       bool              `json:"owns"`                // neither handed over nor, as far as is known, taken over
 
 	DirtyBytes     int64   `json:"dirty_bytes"`
 	DirtySeconds   float64 `json:"dirty_seconds"` // age of the oldest uncommitted change
@@ -131,7 +132,9 @@ func (v *Volume) Status() Status {
 			s.MemoryBytes += l.mem
 		}
 	}
-	s.ReadOnly = text(v.Stopped())
+	stopped := v.Stopped()
+	s.ReadOnly = text(stopped)
+	s.Owns = !errors.Is(stopped, ErrFenced) && !errors.Is(stopped, ErrHandedOver)
 	v.mu.RUnlock()
 	s.DirtySeconds = v.dirtyAge().Seconds()
 	s.OpenInodes = v.nodes.len()

@@ -86,6 +86,14 @@ func api(s calls, m *mountProcess) http.Handler {
 		}
 		return emit(checkEvent{Result: &result})
 	}))
+	mux.Handle("POST /v1/handover", h.Stream(func(r *http.Request, emit func(any) error) error {
+		q := get(r)
+		keep := q.bool("keep")
+		if q.err != nil {
+			return q.err
+		}
+		return m.handover(r.Context(), keep, func(e handoverEvent) error { return emit(e) })
+	}))
 	mux.Handle("POST /v1/shutdown", h.Stream(func(r *http.Request, emit func(any) error) error {
 		q := get(r)
 		wait := !q.bool("no_wait")

@@ -36,7 +36,7 @@ const (
 // refuseWriting fails for flags on the command line that only a mount that is
 // written to has. From the environment or a file they may come for others.
 func refuseWriting(f *pflag.FlagSet, point string) error {
-	for _, name := range []string{"durability", "commit-interval", "journal-size", "limit-reached", "takeover", "accept-lost-journal", "on-lease-lost"} {
+	for _, name := range []string{"durability", "commit-interval", "journal-size", "limit-reached", "wait", "takeover", "accept-lost-journal", "on-lease-lost"} {
 		if f.Changed(name) {
 			return fmt.Errorf("--%s: a mount of the point %s is read-only and has no journal and no lease", name, point)
 		}
@@ -236,7 +236,7 @@ func (a *app) pointMount(ctx context.Context, t target) string {
 			if volume.Point = ""; volume != t.url {
 				continue
 			}
-			if c, err := pingSocket(ctx, string(r.Socket), u); c != nil || err != nil {
+			if c, _, err := pingSocket(ctx, string(r.Socket), u); c != nil || err != nil {
 				return string(r.MountPoint)
 			}
 		}

@@ -83,6 +83,8 @@ type mountOptions struct {
 	journal     config.Size
 	limit       choice
 	leaseLost   choice
+	wait        interval // for an owner; counts when waitSet
+	waitSet     bool
 	takeover    bool
 	lostJournal bool
 	readOnly    bool
@@ -96,6 +98,7 @@ type mountOptions struct {
 
 func (a *app) mountCommand() *cobra.Command {
 	o := &mountOptions{
+		wait:     interval{max: 7 * 24 * time.Hour},
 		interval: interval{d: time.Second, min: 10 * time.Millisecond, max: time.Hour},
 		cache:    config.Size{Bytes: 2 << 30, Min: 16 << 20}, journal: config.Size{Bytes: 1 << 30, Min: 4 << 20},
 		limit: choice{"wait", []string{"wait", "enospc"}}, leaseLost: choice{"continue", []string{"continue", "stop"}},
@@ -121,6 +124,7 @@ journal, from where the next mount with the same state directory goes on.`,
 	f.Var(&o.cache, "cache-size", "limit of the local cache")
 	f.Var(&o.journal, "journal-size", "limit of the local journal")
 	f.Var(&o.limit, "limit-reached", "what writers get when journal or memory is full")
+	f.Var(&o.wait, "wait", "how long to wait for an owner, also one that renews its lease; 0: fail at once")
 	f.BoolVar(&o.takeover, "takeover", false, "take the volume from an owner that is dead")
 	f.BoolVar(&o.lostJournal, "accept-lost-journal", false, "mount although the journal is lost, and what only it had")
 	f.Var(&o.leaseLost, "on-lease-lost", "what writers do while the lease can't be renewed")
@@ -168,6 +172,10 @@ func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) er
 	o.t = given
 	if err := config.Apply(c.Flags(), a.lookup, file.path, file.text, "mount", "config", "foreground", "help"); err != nil {
 		return err
+	}
+	o.waitSet = c.Flags().Changed("wait")
+	if o.waitSet && o.takeover {
+		return errors.New("--wait and --takeover: choose one, to wait for the owner or to take the volume from it")
 	}
 	if o.t.mount != "" {
 		return fmt.Errorf("%s is a mounted directory: give the volume's URL", args[0])
@@ -262,6 +270,9 @@ func (a *app) preflight(ctx context.Context, o *mountOptions) error {
 	if owner.Volume != "" && owner.Volume != doc.ID {
 		return usage(fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state, or delete it if that volume is gone", o.state, owner.Volume, o.t.url, doc.ID))
 	}
+	if err := a.refuseServed(ctx, o, doc.ID); err != nil {
+		return err
+	}
 	return probeLock(o.state)
 }
 
@@ -281,6 +292,20 @@ func (o *mountOptions) ownState(a *app, id string) (stateOwner, error) {
 		a.note("%s holds the local state of another volume that was at %s: this one's is in %s; delete the other if that volume is gone", usual, o.t.url, state)
 	}
 	return readStateOwner(state)
+}
+
+// refuseServed fails when a process of this machine answers that it owns the
+// volume: there is no need to watch its lease to know that it lives.
+func (a *app) refuseServed(ctx context.Context, o *mountOptions, volume string) error {
+	if o.takeover || o.wait.d > 0 {
+		return nil
+	}
+	c, p, err := a.findOwner(ctx, target{url: o.t.url})
+	if c == nil || err != nil || p.Volume != volume {
+		return nil // who does not answer is judged by its lease
+	}
+	return fmt.Errorf("%w: process %d of this machine has %s mounted on %s: use that, or `cistern umount` or `cistern handover` it, or say --wait=<time>",
+		gateway.ErrOwned, p.PID, o.t.url, p.MountPoint.shown())
 }
 
 // probeLock fails when somebody uses a state directory.
@@ -339,6 +364,7 @@ func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options
 		Store: s, URL: o.t.url.String(), FS: vfs.OS(), StateDir: o.state, OpenKV: openKV(log),
 		Durability: o.durability.Durability, CommitInterval: o.interval.d, CacheBytes: o.cache.Bytes,
 		JournalBytes: o.journal.Bytes, LimitENOSPC: o.limit.value == "enospc",
+		Wait: o.wait.d, RequireReleased: o.waitSet && o.wait.d == 0,
 		Takeover: o.takeover, AcceptLostJournal: o.lostJournal, StopOnLeaseLost: o.leaseLost.value == "stop",
 		Owner: gateway.HostOwner(o.state), Logger: log,
 	}

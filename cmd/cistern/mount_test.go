@@ -173,9 +173,9 @@ func TestMount_SecondMount_IsRefused(t *testing.T) {
 		want   string
 		args   []string
 	}{
-		{3, "in use by another mount", []string{"mount", p.url(), other, "--state", p.path("state")}},
+		{3, "mounted on", []string{"mount", p.url(), other, "--state", p.path("state")}},
 		{2, "is mounted on " + mnt + " already", []string{"mount", p.url(), mnt, "--state", p.path("state2")}},
-		{3, "is held by", []string{"mount", p.url(), other, "--state", p.path("state2")}},
+		{3, "has " + p.url() + " mounted on", []string{"mount", p.url(), other, "--state", p.path("state2")}},
 		{3, "is mounted on", []string{"destroy", "--yes", mnt}},
 		{3, "is mounted on this machine", []string{"destroy", "--yes", p.url()}},
 		{2, "give the volume's URL", []string{"mount", mnt, other}},

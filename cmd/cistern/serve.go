@@ -74,8 +74,9 @@ type mountProcess struct {
 	mu     sync.Mutex         // guards the field below
 	noWait bool               // told to leave the rest in the journal
 
-	closed chan struct{} // closed when result is valid
-	result error         // of closing the volume
+	leave  chan chan struct{} // asks for an unmount; the answer comes when it is out of the tree
+	closed chan struct{}      // closed when result is valid
+	result error              // of closing the volume
 }
 
 // What a mount's process takes. Its goroutines sit in system calls, during which
@@ -113,7 +114,7 @@ func (a *app) mountForeground(ctx context.Context, o *mountOptions) error {
 		defer f.Close() // every line was written at once
 		out = f
 	}
-	m := &mountProcess{a: a, o: o, log: slog.New(slog.NewTextHandler(out, nil)), started: time.Now(), closed: make(chan struct{})}
+	m := &mountProcess{a: a, o: o, log: slog.New(slog.NewTextHandler(out, nil)), started: time.Now(), leave: make(chan chan struct{}), closed: make(chan struct{})}
 	if err == nil {
 		err = m.run(ctx)
 	}
@@ -280,11 +281,13 @@ func (m *mountProcess) serve(ctx context.Context) {
 				up = false
 				break
 			}
-			unmounting = make(chan struct{})
-			go func() {
-				defer close(unmounting)
-				m.unmountNow()
-			}()
+			unmounting = m.startUnmount(nil)
+		case out := <-m.leave:
+			if unmounting != nil {
+				close(out) // under way already
+				break
+			}
+			unmounting = m.startUnmount(out)
 		}
 	}
 	ended := make(chan struct{})
@@ -307,13 +310,32 @@ func (m *mountProcess) serve(ctx context.Context) {
 	close(m.closed)
 }
 
+// startUnmount begins to unmount and returns what is closed when that is done.
+// out, if any, is closed when the mount is out of the directory tree.
+func (m *mountProcess) startUnmount(out chan struct{}) chan struct{} {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m.unmountNow(func() {
+			if out != nil {
+				close(out)
+			}
+		})
+	}()
+	return done
+}
+
 // unmountNow unmounts though programs may use the mount: they get some time to
-// let go of it.
-func (m *mountProcess) unmountNow() {
+// let go of it. It calls gone when the mount is out of the directory tree, or
+// could not be taken out.
+func (m *mountProcess) unmountNow(gone func()) {
 	err := m.fs.Unmount()
-	if errors.Is(err, syscall.EBUSY) {
+	if !errors.Is(err, syscall.EBUSY) {
+		gone()
+	} else {
 		m.log.Warn("programs use the mount; it goes out of the directory tree now and ends soon", "directory", m.fs.Dir(), "wait", busyGrace)
 		err = m.fs.Detach()
+		gone()
 		t := time.NewTimer(busyGrace)
 		defer t.Stop()
 		select {
@@ -421,5 +443,6 @@ func (m *mountProcess) status() mountStatus {
 }
 
 func (m *mountProcess) ping() ping {
-	return ping{PID: os.Getpid(), URL: m.name(), Volume: m.v.Status().Volume, MountPoint: text(m.fs.Dir())}
+	s := m.v.Status()
+	return ping{PID: os.Getpid(), URL: m.name(), Volume: s.Volume, MountPoint: text(m.fs.Dir()), Owns: s.Owns}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -30,6 +31,7 @@ type volumeStatus struct {
 	Released   bool              `json:"released"`
 	Owner      metadata.Owner    `json:"owner"`
 	Epoch      uint64            `json:"epoch"`
+	Advice     string            `json:"advice,omitempty"` // when the owner is a process of this machine that is gone
 }
 
 func (a *app) statusCommand() *cobra.Command {
@@ -89,6 +91,7 @@ func (a *app) bucketStatus(ctx context.Context, t target) (*volumeStatus, error)
 		return nil, err
 	}
 	return &volumeStatus{
+		Advice: ownerAdvice(t, &sum.Lease),
 		Volume: sum.Doc.ID, URL: t.url.String(), ObjectSize: sum.Doc.ObjectSize, Created: time.Unix(0, sum.Doc.Created).UTC(),
 		Commit: sum.Head.ID, CommitTime: time.Unix(0, sum.Head.Time).UTC(), Writer: sum.Head.Writer,
 		Inodes: sum.Head.Totals.Inodes, UsedBytes: sum.Head.Totals.UsedBytes,
@@ -96,11 +99,29 @@ func (a *app) bucketStatus(ctx context.Context, t target) (*volumeStatus, error)
 	}, nil
 }
 
+// ownerAdvice says what to do about an owner of this machine that does not answer.
+func ownerAdvice(t target, l *metadata.Lease) string {
+	host, err := os.Hostname()
+	if err != nil || l.Released || l.Owner.Host != host || l.Owner.StateDir == "" {
+		return ""
+	}
+	var umount string
+	if t.mount != "" {
+		umount = fmt.Sprintf("`cistern umount %s`, then ", t.mount)
+	}
+	return fmt.Sprintf("process %d of this machine owned the volume, does not answer and has not given it back: %s`cistern mount %s <dir> --state %s` takes it back at once, with what only its journal has",
+		l.Owner.PID, umount, t.url, l.Owner.StateDir)
+}
+
 func writeVolumeStatus(w io.Writer, s *volumeStatus) {
 	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
 	row("volume", "%s", s.Volume)
 	row("url", "%s", s.URL)
-	row("mounted", "not on this machine")
+	if s.Advice == "" {
+		row("mounted", "not on this machine")
+	} else {
+		row("mounted", "not any more: %s", s.Advice)
+	}
 	if s.Released {
 		row("owner", "none")
 	} else {
@@ -135,7 +156,17 @@ func writeMountStatus(w io.Writer, s *mountStatus) {
 	row("traffic", "%s written, %s uploaded, %s fetched", size(s.Written), size(s.Uploaded), size(s.Fetched))
 	row("work", "%s, %s, %d collected, %s", count(s.Commits, "commit"), count(s.Folds, "fold"), s.Collected, count(s.Throttled, "wait"))
 	row("patches", "%d in %s", s.Patches, count(s.PatchedSlots, "slot"))
-	row("lease", "epoch %d, renewed %.0f s ago", s.Epoch, s.LeaseRenewed)
+	lease := fmt.Sprintf("epoch %d, renewed %.0f s ago", s.Epoch, s.LeaseRenewed)
+	switch {
+	case !s.Owns:
+		lease = fmt.Sprintf("none: the volume is not this mount's any more; it was epoch %d", s.Epoch)
+	case s.LeaseLost > 0:
+		lease += fmt.Sprintf(", ran out %.0f s ago: another mount may take the volume over", s.LeaseLost)
+	}
+	row("lease", "%s", lease)
+	if s.WritersHeld != "" {
+		row("writers", "wait: %s", s.WritersHeld)
+	}
 	for _, e := range [][2]string{
 		{"store error", s.StoreError}, {"lease error", s.LeaseError}, {"commit error", s.CommitError},
 		{"journal error", s.Journal.Error}, {"cache error", s.Cache.Error},

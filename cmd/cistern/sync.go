@@ -13,15 +13,18 @@ import (
 
 func (a *app) syncCommand() *cobra.Command {
 	var asJSON bool
+	timeout := interval{min: time.Millisecond, max: 7 * 24 * time.Hour}
 	c := &cobra.Command{
 		Use: "sync <vol>", Short: "Commit what a mount has, and print the commit's number", Args: cobra.ExactArgs(1),
 		Long: `Waits until everything that was written before is in the bucket, and prints the
-number of the commit that has it. Of a volume that nobody on this machine has
-mounted it prints the last commit's number.`,
+number of the commit that has it. While that takes long it tells on standard
+error what it waits for; with --timeout it gives up then, with exit 5. Of a
+volume that nobody on this machine has mounted it prints the last commit's number.`,
 	}
+	c.Flags().Var(&timeout, "timeout", "how long to wait (default: without limit)")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
-		id, err := a.syncOf(ctx, args[0])
+		id, err := a.syncOf(ctx, args[0], timeout.d)
 		if err != nil {
 			return err
 		}
@@ -32,7 +35,7 @@ mounted it prints the last commit's number.`,
 	})
 }
 
-func (a *app) syncOf(ctx context.Context, arg string) (metadata.CommitID, error) {
+func (a *app) syncOf(ctx context.Context, arg string, timeout time.Duration) (metadata.CommitID, error) {
 	t, err := a.resolve(arg)
 	if err != nil {
 		return metadata.CommitID{}, err
@@ -45,7 +48,7 @@ func (a *app) syncOf(ctx context.Context, arg string) (metadata.CommitID, error)
 		return metadata.CommitID{}, err
 	}
 	if owner != nil {
-		return (&remote{c: owner}).sync(ctx)
+		return a.syncMount(ctx, &remote{c: owner}, t, timeout)
 	}
 	if t.mount != "" {
 		return metadata.CommitID{}, fmt.Errorf("the process that served %s is gone: mount %s again with the same state directory to commit what it had", t.mount, t.url)
@@ -59,6 +62,69 @@ func (a *app) syncOf(ctx context.Context, arg string) (metadata.CommitID, error)
 	}
 	head, err := gateway.FindCommit(ctx, s, 0, t.url.String())
 	return head.ID, err
+}
+
+// When a sync that takes long first tells what it waits for, and how often then.
+const (
+	syncTellFirst = 2 * time.Second
+	syncTellAgain = 30 * time.Second
+	syncLastWord  = 2 * time.Second // for the status that says how far it came
+)
+
+// syncMount waits for a mount's commit and tells what it waits for.
+func (a *app) syncMount(ctx context.Context, r *remote, t target, timeout time.Duration) (metadata.CommitID, error) {
+	wait := ctx
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		wait, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	type answer struct {
+		id  metadata.CommitID
+		err error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		id, err := r.sync(wait)
+		done <- answer{id, err}
+	}()
+	tell := time.NewTimer(syncTellFirst)
+	defer tell.Stop()
+	for {
+		select {
+		case <-tell.C:
+			if s, err := r.status(wait); err == nil {
+				a.note("waiting for the bucket: %s", syncProgress(&s))
+			}
+			tell.Reset(syncTellAgain)
+		case got := <-done:
+			if got.err == nil || wait.Err() == nil {
+				return got.id, got.err
+			}
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), syncLastWord)
+			defer cancel()
+			how := "the mount does not answer"
+			if s, err := r.status(last); err == nil {
+				how = syncProgress(&s)
+			}
+			if ctx.Err() != nil {
+				return metadata.CommitID{}, fmt.Errorf("the sync was given up, and %s goes on committing: %s", t.url, how)
+			}
+			return metadata.CommitID{}, &statusError{fmt.Errorf("not everything is in the bucket after %v, and %s goes on committing: %s", timeout, t.url, how), exitStore}
+		}
+	}
+}
+
+// syncProgress says what a mount has still to commit and what keeps it.
+func syncProgress(s *mountStatus) string {
+	text := fmt.Sprintf("%s uncommitted, the oldest change %.0f s old, last commit %s", size(s.DirtyBytes), s.DirtySeconds, s.Commit)
+	switch {
+	case s.StoreError != "" && s.StoreSince != nil:
+		text += fmt.Sprintf("; the object store fails since %s: %s", s.StoreSince.UTC().Format(time.RFC3339), s.StoreError)
+	case s.CommitError != "":
+		text += "; " + s.CommitError
+	}
+	return text
 }
 
 // logLine is a commit as `cistern log` shows it.

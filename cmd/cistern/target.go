@@ -153,6 +153,7 @@ type ping struct {
 	URL        string `json:"url"`
 	Volume     string `json:"volume"`
 	MountPoint text   `json:"mount_point"`
+	Owns       bool   `json:"owns"` // it is the volume's writer, as far as it knows
 }
 
 // server returns a client of the process that serves the mounted point that a
@@ -167,35 +168,47 @@ func (a *app) server(ctx context.Context, t target) (*control.Client, error) {
 	}
 	u := t.url
 	u.Point = t.point
-	return pingSocket(ctx, string(r.Socket), u)
+	c, _, err := pingSocket(ctx, string(r.Socket), u)
+	return c, err
 }
 
 // owner returns a client of the process of this machine that owns the volume,
-// or nil when none does.
+// or that serves the directory that was named; nil when none does.
 func (a *app) owner(ctx context.Context, t target) (*control.Client, error) {
+	c, _, err := a.findOwner(ctx, t)
+	return c, err
+}
+
+// findOwner is owner with what the process said about itself. A mount that was
+// fenced or handed over shows a past: it counts only when its directory was named.
+func (a *app) findOwner(ctx context.Context, t target) (*control.Client, ping, error) {
 	// The registry first: it answers while the store is away.
 	for _, r := range a.records(t) {
-		c, err := pingSocket(ctx, string(r.Socket), t.url)
-		if c != nil || err != nil {
-			return c, err
+		c, p, err := pingSocket(ctx, string(r.Socket), t.url)
+		if err != nil || c != nil && (p.Owns || t.mount != "") {
+			return c, p, err
 		}
 	}
 	s, err := a.openStore(ctx, t.url, false, nil)
 	if err != nil {
-		return nil, err
+		return nil, ping{}, err
 	}
 	if _, err := gateway.ReadVolumeDoc(ctx, s, t.url.String()); err != nil {
-		return nil, err
+		return nil, ping{}, err
 	}
 	l, err := gateway.ReadLease(ctx, s)
 	if err != nil {
-		return nil, err
+		return nil, ping{}, err
 	}
 	host, err := os.Hostname()
 	if err != nil || l.Released || l.Owner.Host != host || l.Owner.StateDir == "" {
-		return nil, nil
+		return nil, ping{}, nil
 	}
-	return pingSocket(ctx, filepath.Join(l.Owner.StateDir, socketName), t.url)
+	c, p, err := pingSocket(ctx, filepath.Join(l.Owner.StateDir, socketName), t.url)
+	if c != nil && !p.Owns && t.mount == "" {
+		c = nil
+	}
+	return c, p, err
 }
 
 // Pauses between pings of a process that is just ending.
@@ -206,7 +219,7 @@ const (
 
 // pingSocket returns a client of a socket at which the volume's owner answers,
 // or nil when nobody does.
-func pingSocket(ctx context.Context, socket string, u objstore.URL) (*control.Client, error) {
+func pingSocket(ctx context.Context, socket string, u objstore.URL) (*control.Client, ping, error) {
 	ctx, cancel := context.WithTimeout(ctx, pingWait)
 	defer cancel()
 	c := control.NewClient(socket)
@@ -215,17 +228,17 @@ func pingSocket(ctx context.Context, socket string, u objstore.URL) (*control.Cl
 		err := c.Call(ctx, "GET", "/v1/ping", nil, nil, &p)
 		switch {
 		case err == nil && p.URL == u.String():
-			return c, nil
+			return c, p, nil
 		case err == nil:
-			return nil, nil // another volume's by now
+			return nil, p, nil // another volume's by now
 		case errors.Is(err, os.ErrPermission):
-			return nil, fmt.Errorf("the volume is mounted by another user: %w", err)
+			return nil, p, fmt.Errorf("the volume is mounted by another user: %w", err)
 		case errors.Is(err, control.ErrNoServer):
-			return nil, nil
+			return nil, p, nil
 		case ctx.Err() != nil:
-			return nil, fmt.Errorf("the process that serves the volume does not answer at %s", socket)
+			return nil, p, fmt.Errorf("the process that serves the volume does not answer at %s", socket)
 		case try == pingTries || !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, io.EOF):
-			return nil, err
+			return nil, p, err
 		}
 		time.Sleep(pingPause) // it was there and ended meanwhile: nobody is, soon
 	}
