@@ -83,9 +83,9 @@ func TestVolume_Commit_FailureGivesBuffersBack(t *testing.T) {
 // one makes a store that takes one upload at a time.
 func one(t *testing.T, s objstore.Store) objstore.Store {
 	t.Helper()
-	limited, err := objstore.WithLimit(s, 1, 1)
+	limits, err := objstore.NewLimits(1, 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return limited
+	return objstore.WithLimit(s, limits)
 }

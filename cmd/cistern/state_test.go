@@ -35,7 +35,7 @@ func (p *place) usualState(a *app, volume string) string {
 
 func TestApp_Destroy_TakesItsLocalStateAndNoOther(t *testing.T) {
 	p := newPlace(t)
-	a := &app{base: p.path("base")}
+	a := &app{base: p.path("base"), lookup: os.LookupEnv}
 	p.must("format", p.url())
 	dir := p.usualState(a, "another")
 	if out := p.must("destroy", "--yes", p.url()); strings.Contains(out, "local state") {
@@ -57,7 +57,7 @@ func TestApp_Destroy_TakesItsLocalStateAndNoOther(t *testing.T) {
 
 func TestMount_Preflight_StateOfAnEarlierVolumeAtTheURL(t *testing.T) {
 	p := newPlace(t)
-	a := &app{base: p.path("base"), stderr: os.Stderr}
+	a := &app{base: p.path("base"), stderr: os.Stderr, lookup: os.LookupEnv}
 	p.must("format", p.url())
 	id := decode[volumeStatus](t, p.must("status", "--json", p.url())).Volume
 	dir := p.usualState(a, "another")
