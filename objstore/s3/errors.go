@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"regexp"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
@@ -117,7 +118,7 @@ func (s *Store) failed(ctx context.Context, op operation, key string, err error)
 	if status < 300 {
 		return fmt.Errorf("%s: %w", what, s.unanswered(err, status))
 	}
-	code, text := "", http.StatusText(status)
+	code, text := "", fmt.Sprintf("status %d %s", status, http.StatusText(status))
 	var api smithy.APIError
 	if errors.As(err, &api) {
 		code, text = api.ErrorCode(), api.ErrorCode()+": "+api.ErrorMessage()
@@ -162,7 +163,11 @@ func (s *Store) unanswered(err error, status int) error {
 	case status > 0 && errors.As(err, &garbage) && !errors.As(err, &network) && !errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("%w: the reply of %s is not what S3 answers: %v", objstore.ErrDamaged, s.where, garbage)
 	}
-	return fmt.Errorf("%w: %v", objstore.ErrUnavailable, innermost(err))
+	var request *url.Error
+	if errors.As(err, &request) {
+		err = request.Err // without the URL, which says what is said already
+	}
+	return fmt.Errorf("%w: %s: %v", objstore.ErrUnavailable, s.where, err)
 }
 
 // elsewhere says in which region a bucket is.
@@ -202,16 +207,4 @@ func requestOf(err error) string {
 		return re.RequestID
 	}
 	return ""
-}
-
-// innermost leaves away what the SDK says around the cause.
-func innermost(err error) error {
-	var send interface{ ConnectionError() bool }
-	for {
-		next := errors.Unwrap(err)
-		if next == nil || errors.As(err, &send) && !errors.As(next, &send) {
-			return err
-		}
-		err = next
-	}
 }

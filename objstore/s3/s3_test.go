@@ -1,6 +1,7 @@
 package s3_test
 
 import (
+	"net/http"
 	"net/http/httptest"
 	"testing"
 
@@ -12,15 +13,20 @@ import (
 	"github.com/cisternfs/cistern/objstore/s3"
 )
 
-// fake starts a server in this process, with one bucket, and returns options
-// for it.
-func fake(t *testing.T) s3.Options {
+// fakeHandler is a server in this process, with one bucket.
+func fakeHandler(t *testing.T) http.Handler {
 	t.Helper()
 	backend := s3mem.New()
 	if err := backend.CreateBucket("bucket"); err != nil {
 		t.Fatal(err)
 	}
-	srv := httptest.NewServer(gofakes3.New(backend, gofakes3.WithIntegrityCheck(true)).Server())
+	return gofakes3.New(backend, gofakes3.WithIntegrityCheck(true)).Server()
+}
+
+// fake starts such a server and returns options for it.
+func fake(t *testing.T) s3.Options {
+	t.Helper()
+	srv := httptest.NewServer(fakeHandler(t))
 	t.Cleanup(srv.Close)
 	return at(srv.URL)
 }
