@@ -138,6 +138,7 @@ func TestStore_Put_StoreThatWantsBareETags(t *testing.T) {
 }
 
 func TestStore_Put_StoreThatIgnoresBareETags_IsRefused(t *testing.T) {
+	t.Parallel() // objstore.Probe tries for some seconds
 	s := open(t, serve(t, quoted(fakeHandler(t), true, nil)))
 	v, err := put(t.Context(), s, "k", "one", objstore.Condition{})
 	if err != nil {
