@@ -216,11 +216,11 @@ func TestStore_NoCredentials_SaysWhatToDo(t *testing.T) {
 		class error
 		want  string
 	}{
-		"none":           {s3.Options{Bucket: "bucket", Endpoint: url}, objstore.ErrPermission, "no credentials were found"},
-		"refused":        {role(refusing), objstore.ErrPermission, "assume role arn:aws:iam::1:role/r"},
-		"busy":           {role(slow), objstore.ErrUnavailable, "assume role"},
-		"not reachable":  {role("http://nowhere.invalid"), objstore.ErrUnavailable, "assume role"},
-		"no instance":    {s3.Options{Bucket: "bucket", Endpoint: url, Region: "r", EC2Role: true}, objstore.ErrPermission, "no credentials"},
+		"none":          {s3.Options{Bucket: "bucket", Endpoint: url}, objstore.ErrPermission, "no credentials were found"},
+		"refused":       {role(refusing), objstore.ErrPermission, "assume role arn:aws:iam::1:role/r"},
+		"busy":          {role(slow), objstore.ErrUnavailable, "assume role"},
+		"not reachable": {role("http://nowhere.invalid"), objstore.ErrUnavailable, "assume role"},
+		"no instance":   {s3.Options{Bucket: "bucket", Endpoint: url, Region: "r", EC2Role: true}, objstore.ErrPermission, "no credentials"},
 	} {
 		err := open(t, c.o).Delete(t.Context(), "k")
 		if !errors.Is(err, c.class) || !strings.Contains(err.Error(), c.want) {
