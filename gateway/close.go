@@ -39,7 +39,9 @@ func (v *Volume) Close(ctx context.Context) error {
 	}
 	err := v.Stopped()
 	if err == nil {
-		err = v.drain(ctx)
+		if err = v.drain(ctx); err == nil {
+			v.leaveManifest(ctx)
+		}
 	}
 	v.endBackground()
 	if err == nil {
@@ -69,6 +71,25 @@ func (v *Volume) drain(ctx context.Context) error {
 		return v.uncommitted(err)
 	}
 	return err
+}
+
+// leaveManifest writes the manifest that is due, so that the next mount without
+// this state directory does not read all commits since the last one. Without it
+// nothing is lost.
+func (v *Volume) leaveManifest(ctx context.Context) {
+	if v.opt.Manual || !v.ManifestDue() {
+		return
+	}
+	err := v.whileProgress(ctx, func(ctx context.Context) error {
+		if err := v.writeManifest(ctx, true); err != nil {
+			return err
+		}
+		_, err := v.Commit(ctx)
+		return err
+	})
+	if err != nil {
+		v.log.Warn("manifest not written; the next mount reads more", "error", err)
+	}
 }
 
 // uncommitted says what could not be committed and why.

@@ -276,7 +276,7 @@ func (b *builder) collection(adds *additions) error {
 func (v *Volume) afterCommit(b *built) {
 	v.mu.Lock()
 	if b.adds.manifest != nil {
-		v.sinceManifest.commits, v.sinceManifest.bytes = 0, 0
+		v.sinceManifest = manifestState{size: b.adds.manifest.m.StoredBytes()}
 	}
 	v.sinceManifest.commits++
 	v.sinceManifest.bytes += int64(len(b.body))

@@ -22,6 +22,7 @@ type commitState struct {
 	kick chan struct{}     // asks for a commit now
 	// syncSoon asks for a sync of the journal.
 	syncSoon chan struct{}
+	manifest chan struct{} // holds a token while a manifest is written; taken before run
 
 	mu      sync.Mutex // guards the fields below
 	ch      chan struct{}
@@ -59,6 +60,7 @@ func (c *commitState) init() {
 	c.run <- struct{}{}
 	c.kick = make(chan struct{}, 1)
 	c.syncSoon = make(chan struct{}, 1)
+	c.manifest = make(chan struct{}, 1)
 	c.ch = make(chan struct{})
 }
 

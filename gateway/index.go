@@ -14,6 +14,7 @@ import (
 // when it is sound and on the path, else anew from the bucket.
 func (v *Volume) openIndex(ctx context.Context, head *entry) error {
 	dir := filepath.Join(v.opt.StateDir, "index")
+	var read int64
 	err := v.tryIndex(dir)
 	if err == nil {
 		local := v.index.Head()
@@ -23,8 +24,8 @@ func (v *Volume) openIndex(ctx context.Context, head *entry) error {
 		}
 		if local.N == 0 && head.commit.Manifest.N != 0 {
 			err = fmt.Errorf("%w: it is empty", errOffPath)
-		} else if err = catchUp(ctx, v.store, v.index, head); err == nil {
-			v.countSinceManifest()
+		} else if read, err = catchUp(ctx, v.store, v.index, head); err == nil {
+			v.countSinceManifest(read)
 			return nil
 		}
 	}
@@ -47,10 +48,10 @@ func (v *Volume) openIndex(ctx context.Context, head *entry) error {
 		return fmt.Errorf("index in %s: %w", dir, err)
 	}
 	v.kv = kv
-	if v.index, err = loadIndex(ctx, v.store, kv, v.objectSize, head); err != nil {
+	if v.index, read, err = loadIndex(ctx, v.store, kv, v.objectSize, head); err != nil {
 		return err
 	}
-	v.countSinceManifest()
+	v.countSinceManifest(read)
 	return nil
 }
 
@@ -66,88 +67,99 @@ func (v *Volume) tryIndex(dir string) error {
 	return nil
 }
 
-func (v *Volume) countSinceManifest() {
+// countSinceManifest begins to count; read are bytes of commits that were read.
+func (v *Volume) countSinceManifest(read int64) {
 	h := v.index.Head()
-	v.sinceManifest.commits = int(h.N - h.Manifest.N)
+	v.sinceManifest = manifestState{commits: int(h.N - h.Manifest.N), bytes: read}
 }
 
 // errOffPath: the index can't be brought forward from where it is.
 var errOffPath = errors.New("index is not on the volume's path of commits any more")
 
-// catchUp applies the commits between the index's head and the given one.
-func catchUp(ctx context.Context, s objstore.Store, ix *metadata.Index, head *entry) error {
-	r := pathReader{s}
+// catchUp applies the commits between the index's head and the given one, and
+// returns the bytes of their documents.
+func catchUp(ctx context.Context, s objstore.Store, ix *metadata.Index, head *entry) (read int64, err error) {
 	local := ix.Head()
 	if local.CommitID == head.id {
 		if local.Hash != head.hash {
-			return errOffPath
+			return 0, errOffPath
 		}
-		return nil
+		return 0, nil
 	}
 	at := metadata.CommitID{Epoch: max(local.Epoch, 1), N: local.N + 1}
+	ahead := newPathAhead(ctx, pathReader{s}, at, head.id)
+	defer ahead.close()
 	for ix.Head().CommitID != head.id {
-		e, err := r.read(ctx, at)
+		e, err := ahead.next()
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if e == nil {
-			return fmt.Errorf("%w: there is no %s", errOffPath, metadata.CommitKey(at))
+			return 0, fmt.Errorf("%w: there is no %s", errOffPath, metadata.CommitKey(ahead.at))
 		}
-		if e.commit != nil {
-			err := ix.Apply(e.commit, e.hash, nil)
-			if errors.Is(err, metadata.ErrNotNext) {
-				return fmt.Errorf("%w: %w", errOffPath, err)
-			}
-			if err != nil {
-				return fmt.Errorf("apply commit %s to the local index: %w", e.id, err)
-			}
+		if e.commit == nil {
+			continue
 		}
-		at = e.next()
+		err = ix.Apply(e.commit, e.hash, nil)
+		if errors.Is(err, metadata.ErrNotNext) {
+			return 0, fmt.Errorf("%w: %w", errOffPath, err)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("apply commit %s to the local index: %w", e.id, err)
+		}
 	}
-	return nil
+	return ahead.bytes, nil
 }
 
-// loadIndex fills an empty store with the state as of a commit: its manifest,
-// and the commits after that.
-func loadIndex(ctx context.Context, s objstore.Store, kv metadata.KV, objectSize int64, head *entry) (*metadata.Index, error) {
+// loadIndex fills an empty store with the state as of a commit, its manifest and
+// the commits after that, and returns the bytes of their documents.
+func loadIndex(ctx context.Context, s objstore.Store, kv metadata.KV, objectSize int64, head *entry) (ix *metadata.Index, read int64, err error) {
 	if m := head.commit.Manifest; m.N != 0 {
-		manifest, doc, err := loadManifest(ctx, s, m)
-		if err != nil {
-			return nil, err
-		}
-		sums := make(map[string]uint32, len(manifest.Pages))
-		for i := range manifest.Pages {
-			sums[manifest.Pages[i].Key()] = manifest.Pages[i].Sum
-		}
-		_, err = metadata.LoadManifest(doc, func(key string, size int64) ([]byte, error) {
-			var page []byte
-			err := readDocument(ctx, s, key, size, func(body []byte, _ objstore.Info) error {
-				page = body
-				if checksum(body) != sums[key] {
-					return fmt.Errorf("%w: page %s: checksum does not match", metadata.ErrDamaged, key)
-				}
-				return nil
-			})
-			if errors.Is(err, objstore.ErrNotExist) {
-				return nil, fmt.Errorf("%w: page %s of manifest %s is missing", ErrDamaged, key, head.commit.Manifest)
-			}
-			return page, err
-		}, kv)
-		if err != nil {
-			return nil, documentOrStore(metadata.ManifestKey(m), err)
+		if err := loadPages(ctx, s, m, kv); err != nil {
+			return nil, 0, err
 		}
 	}
-	ix, err := metadata.OpenIndex(kv, objectSize)
+	if ix, err = metadata.OpenIndex(kv, objectSize); err != nil {
+		return nil, 0, fmt.Errorf("index: %w", err)
+	}
+	read, err = catchUp(ctx, s, ix, head)
+	if errors.Is(err, errOffPath) {
+		err = fmt.Errorf("%w: the commits after manifest %s: %w", ErrDamaged, head.commit.Manifest, err)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("index: %w", err)
+		return nil, 0, err
 	}
-	if err := catchUp(ctx, s, ix, head); err != nil {
-		if errors.Is(err, errOffPath) {
-			return nil, fmt.Errorf("%w: the commits after manifest %s: %w", ErrDamaged, head.commit.Manifest, err)
+	return ix, read, nil
+}
+
+// loadPages fills an empty store with a manifest.
+func loadPages(ctx context.Context, s objstore.Store, id metadata.CommitID, kv metadata.KV) error {
+	manifest, doc, err := loadManifest(ctx, s, id)
+	if err != nil {
+		return err
+	}
+	sums := make(map[string]uint32, len(manifest.Pages))
+	for i := range manifest.Pages {
+		sums[manifest.Pages[i].Key()] = manifest.Pages[i].Sum
+	}
+	_, err = metadata.LoadManifest(doc, func(key string, size int64) ([]byte, error) {
+		var page []byte
+		err := readDocument(ctx, s, key, size, func(body []byte, _ objstore.Info) error {
+			page = body
+			if checksum(body) != sums[key] {
+				return fmt.Errorf("%w: page %s: checksum does not match", metadata.ErrDamaged, key)
+			}
+			return nil
+		})
+		if errors.Is(err, objstore.ErrNotExist) {
+			return nil, fmt.Errorf("%w: page %s of manifest %s is missing", ErrDamaged, key, id)
 		}
-		return nil, err
+		return page, err
+	}, kv)
+	if err != nil {
+		return documentOrStore(metadata.ManifestKey(id), err)
 	}
-	return ix, nil
+	return nil
 }
 
 // documentOrStore gives an error of loading its class: one of the store keeps

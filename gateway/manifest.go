@@ -19,7 +19,8 @@ type newManifest struct {
 // manifestState counts what a mount would have to read beside the manifest.
 type manifestState struct {
 	commits int
-	bytes   int64
+	bytes   int64 // of their documents
+	size    int64 // of the manifest's pages in the bucket, 0 where that is not known
 }
 
 // loadManifest reads a manifest's document.
@@ -42,16 +43,31 @@ func loadManifest(ctx context.Context, s objstore.Store, id metadata.CommitID) (
 func (v *Volume) ManifestDue() bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	return v.sinceManifest.commits >= manifestCommits || v.sinceManifest.bytes >= manifestBytes
+	s := &v.sinceManifest
+	return s.commits >= manifestCommits || s.bytes >= min(manifestBytes, max(manifestLeast, s.size/2))
 }
 
 // WriteManifest writes the whole metadata as of the head into the bucket and
 // makes the next commit name it.
-func (v *Volume) WriteManifest(ctx context.Context) error {
+func (v *Volume) WriteManifest(ctx context.Context) error { return v.writeManifest(ctx, false) }
+
+// writeManifest writes a manifest, with due only if one still is.
+func (v *Volume) writeManifest(ctx context.Context, due bool) error {
+	// One at a time: the second finds what the first has written.
+	select {
+	case v.commit.manifest <- struct{}{}:
+		defer func() { <-v.commit.manifest }()
+	case <-ctx.Done():
+		return ErrInterrupted
+	}
 	select {
 	case <-v.commit.run:
 	case <-ctx.Done():
 		return ErrInterrupted
+	}
+	if due && !v.ManifestDue() {
+		v.commit.run <- struct{}{}
+		return nil
 	}
 	// Under the token nothing is applied: the snapshot is the head's state.
 	if v.commit.done != nil || v.commit.adds.manifest != nil {
@@ -146,7 +162,7 @@ func (v *Volume) runManifests() {
 			return
 		}
 		if v.ManifestDue() {
-			if err := v.WriteManifest(v.ctx); err != nil {
+			if err := v.writeManifest(v.ctx, true); err != nil {
 				if v.ctx.Err() != nil {
 					return
 				}

@@ -105,7 +105,8 @@ const (
 	minOwnObject    = 256 << 10 // a slot gets an object of its own from here on
 	segmentTarget   = 8 << 20   // bytes at which a commit starts another segment
 	manifestCommits = 1000      // commits after which a manifest is written
-	manifestBytes   = 64 << 20  // or bytes of commit documents
+	manifestLeast   = 4 << 20   // or bytes of commit documents: half of the last manifest's,
+	manifestBytes   = 64 << 20  // within these bounds
 	maxDocument     = 256 << 20 // bytes of any JSON document
 	minJournalFile  = 2 << 20   // an operation never spans files, and a write has up to 1 MiB
 )

@@ -65,7 +65,7 @@ func OpenView(ctx context.Context, o ViewOptions) (*View, error) {
 	}
 	v := &View{url: o.URL, doc: *doc, kv: o.KV}
 	v.fetcher = newFetcher(o.Store, doc.ID, o.Fetches, &v.stats, time.Now)
-	if v.index, err = loadIndex(ctx, o.Store, o.KV, doc.ObjectSize, head); err != nil {
+	if v.index, _, err = loadIndex(ctx, o.Store, o.KV, doc.ObjectSize, head); err != nil {
 		return nil, err
 	}
 	if o.CacheDir != "" {

@@ -16,6 +16,8 @@ import (
 
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
+	"github.com/dgraph-io/badger/v4/pb"
+	"github.com/dgraph-io/ristretto/v2/z"
 )
 
 // gcRatio is the share of a value log file that must be garbage before it is rewritten.
@@ -63,6 +65,8 @@ func badgerOptions(dir string, l *badgerLog) badger.Options {
 	o := badger.DefaultOptions(dir)
 	o.MemTableSize = 8 << 20 // each takes 12 MiB of memory, and there are up to three
 	o.NumMemtables = 2
+	o.BaseTableSize = 4 << 20
+	o.TableSizeMultiplier = 1 // Fill holds a table of each kind in memory, twice
 	o.BlockCacheSize = 32 << 20
 	o.IndexCacheSize = 16 << 20
 	o.ValueLogFileSize = 64 << 20
@@ -237,6 +241,58 @@ func (b *BadgerKV) Update(fn func(w Writer) error) error {
 		return fmt.Errorf("update the index %s: %w", b.dir, err)
 	}
 	return nil
+}
+
+// Fill implements filler: the records go into tables at once, without logs and
+// compactions. ENOSPC when the disk is nearly full.
+func (b *BadgerKV) Fill(next func() ([]op, error)) error {
+	leave, err := b.enter()
+	if err != nil {
+		return err
+	}
+	defer leave()
+	w := b.db.NewStreamWriter()
+	ended := false
+	defer func() {
+		if !ended {
+			w.Cancel()
+		}
+	}()
+	if err := w.Prepare(); err != nil {
+		return fmt.Errorf("fill the index %s: %w", b.dir, err)
+	}
+	for {
+		ops, err := next()
+		if err != nil {
+			return err
+		}
+		if len(ops) == 0 {
+			break
+		}
+		if err := b.roomy(); err != nil {
+			return err
+		}
+		if err := writeStream(w, ops); err != nil {
+			return fmt.Errorf("fill the index %s: %w", b.dir, err)
+		}
+	}
+	ended = true // Flush stops what Cancel would, also when it fails
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("fill the index %s: %w", b.dir, err)
+	}
+	return nil
+}
+
+// writeStream hands records over, each kind as a stream of its own.
+func writeStream(w *badger.StreamWriter, ops []op) error {
+	buf := z.NewBuffer(1<<20, "index")
+	var kv pb.KV
+	for _, o := range ops {
+		kv.Key, kv.Value, kv.Version, kv.StreamId = o.key, o.value, 1, uint32(o.key[0])
+		badger.KVToBuffer(&kv, buf)
+	}
+	err := w.Write(buf)
+	return errors.Join(err, buf.Release())
 }
 
 // Sync implements KV. Badger's own Sync leaves out the logs of tables that are

@@ -282,7 +282,7 @@ func TestRecords_Encode_GoldenBytes(t *testing.T) {
 	// A page's lines give the same records back, and a stored page opens.
 	got := map[string]string{}
 	for line := range bytes.Lines(want) {
-		must(t, decodeLine(bytes.TrimSpace(line), func(k, v []byte) { got[string(k)] = string(v) }))
+		must(t, new(lineReader).decode(bytes.TrimSpace(line), func(k, v []byte) { got[string(k)] = string(v) }))
 	}
 	for _, r := range goldenRecords() {
 		switch r.key[0] {
@@ -495,7 +495,7 @@ func FuzzDecodeLine(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, line []byte) {
-		err := decodeLine(line, func(key, value []byte) {
+		err := new(lineReader).decode(line, func(key, value []byte) {
 			if err := decodeAny(key, value); err != nil {
 				t.Fatalf("a page's line gave a record that does not read: %v", err)
 			}

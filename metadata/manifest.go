@@ -1,7 +1,6 @@
 package metadata
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -60,6 +59,14 @@ func (m *Manifest) Diff(prev *Manifest) (born, dead []Page) {
 		return out
 	}
 	return missing(m, prev), missing(prev, m)
+}
+
+// StoredBytes is what the manifest's pages take in the bucket.
+func (m *Manifest) StoredBytes() (n int64) {
+	for i := range m.Pages {
+		n += m.Pages[i].Size
+	}
+	return n
 }
 
 type manifestDoc struct {
@@ -356,10 +363,10 @@ func (l *lineDoc) slot(key, value []byte) error {
 	return nil
 }
 
-// decodeLine calls set for the records that a line stands for.
-func decodeLine(line []byte, set func(key, value []byte)) error {
-	var l lineDoc
-	if err := json.Unmarshal(line, &l); err != nil {
+// decode calls set for the records that a line stands for.
+func (r *lineReader) decode(line []byte, set func(key, value []byte)) error {
+	l, err := r.read(line)
+	if err != nil {
 		return err
 	}
 	switch {
