@@ -48,15 +48,20 @@ func (f *flatRange) Get(ctx context.Context, key string, _, length int64) (io.Re
 	return f.Store.Get(ctx, key, 0, length)
 }
 
-// staleList answers with the listing of before the last change.
+// staleList answers with the listing of before the last change to it.
 type staleList struct {
 	objstore.Store
-	m    *mem.Store
-	back int
+	m *mem.Store
 }
 
 func (s *staleList) List(ctx context.Context, prefix, startAfter string, limit int) ([]objstore.Info, error) {
-	return s.m.At(max(s.m.Len()-s.back, 0)).List(ctx, prefix, startAfter, limit)
+	now, err := s.m.List(ctx, prefix, startAfter, limit)
+	for i := s.m.Len(); i >= 0 && err == nil; i-- {
+		if before, err := s.m.At(i).List(ctx, prefix, startAfter, limit); err != nil || len(before) != len(now) {
+			return before, err
+		}
+	}
+	return now, err
 }
 
 func TestProbe_BrokenStores_AreNamed(t *testing.T) {
@@ -108,7 +113,7 @@ func TestProbe_BrokenStores_AreNamed(t *testing.T) {
 			}}
 		}, "not found right after it was written"},
 		"ranges ignored":    {func(m *mem.Store) objstore.Store { return &flatRange{m} }, "a read of a range"},
-		"stale list":        {func(m *mem.Store) objstore.Store { return &staleList{m, m, 1} }, "a listing"},
+		"stale list":        {func(m *mem.Store) objstore.Store { return &staleList{m, m} }, "a listing"},
 		"delete is ignored": {func(m *mem.Store) objstore.Store { return &noDelete{m} }, "a listing"},
 	} {
 		t.Run(name, func(t *testing.T) {
