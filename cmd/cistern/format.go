@@ -59,7 +59,7 @@ the directory, if its parent exists.`,
 		}
 		// Before the probe, which writes: what is not empty is left as it is.
 		if page, err := s.List(ctx, "", "", 1); err == nil && len(page) == 0 {
-			if err := objstore.Probe(ctx, s); err != nil {
+			if err := objstore.Probe(ctx, s.bare()); err != nil {
 				return err
 			}
 		}
@@ -143,6 +143,9 @@ clone uses. Its default state directory on this machine goes with it.`,
 		err = gateway.Destroy(ctx, s, t.url.String(), gateway.HostOwner(""), takeover, force, func(k int) { n = k })
 		if err != nil {
 			return err
+		}
+		if err := s.clear(ctx); err != nil {
+			a.note("warning: the volume is gone; what its directory keeps beside it is not: %v", err)
 		}
 		if err := a.say("%s is deleted, with %s", t.url, count(n, "object")); err != nil || id == "" {
 			return err

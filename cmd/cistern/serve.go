@@ -22,6 +22,7 @@ import (
 	"github.com/cisternfs/cistern/fuse"
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/control"
+	"github.com/cisternfs/cistern/objstore"
 )
 
 // Waits of a mount's end.
@@ -186,6 +187,9 @@ func (m *mountProcess) open(ctx context.Context) (served, error) {
 			return nil, err // not f: a nil pointer in an interface is not nil
 		}
 		return f, nil
+	}
+	if err := objstore.Probe(ctx, m.store.bare()); err != nil {
+		return nil, fmt.Errorf("%s can't be mounted: %w", m.o.t.url, err)
 	}
 	v, err := gateway.Open(ctx, m.o.engineOptions(m.store, m.log))
 	if err != nil {

@@ -125,7 +125,12 @@ type store struct {
 	metered  *objstore.Metered
 	limits   *objstore.Limits
 	warnings func(ctx context.Context) ([]string, error) // of the bucket's settings
+	clear    func(ctx context.Context) error             // of what an empty bucket has beside keys
 }
+
+// bare is the store for a probe: what its requests meet is what the store does,
+// with no limit, no retry and no second request in between.
+func (s *store) bare() objstore.Store { return s.metered }
 
 // openStore opens the volume's prefix for a command. With create it makes the
 // bucket where formatting does that. reg counts its requests; nil: nothing shows
@@ -157,6 +162,12 @@ func (a *app) openStoreWith(ctx context.Context, u objstore.URL, create bool, re
 	d, err := decorate(objstore.WithPrefix(s, u.Prefix()), u, reg, o)
 	if err != nil {
 		return nil, err
+	}
+	d.clear = func(context.Context) error { return nil }
+	if c, ok := s.(interface {
+		Clear(ctx context.Context) error
+	}); ok {
+		d.clear = c.Clear
 	}
 	d.warnings = func(context.Context) ([]string, error) { return nil, nil }
 	if w, ok := s.(interface {

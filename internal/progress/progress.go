@@ -32,6 +32,17 @@ func Start(w io.Writer, terminal bool, name string, total int64) *Bar {
 	return &Bar{all: all, bar: bar}
 }
 
+// StartCount begins a bar that counts parts, on w, if w is a terminal. How many
+// there are is told by Set.
+func StartCount(w io.Writer, terminal bool, name string) *Bar {
+	if !terminal {
+		return &Bar{}
+	}
+	all := mpb.New(mpb.WithOutput(w), mpb.WithWidth(40), mpb.WithRefreshRate(200*time.Millisecond))
+	bar := all.AddBar(0, mpb.PrependDecorators(decor.Name(name+" ")), mpb.AppendDecorators(decor.CountersNoUnit("%d of %d")))
+	return &Bar{all: all, bar: bar}
+}
+
 // Add says that n more bytes are done.
 func (b *Bar) Add(n int64) {
 	if b.bar != nil {

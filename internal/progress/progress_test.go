@@ -20,6 +20,20 @@ func TestBar_OffTerminal_WritesNothing(t *testing.T) {
 	}
 }
 
+func TestBar_Count_EndsInEveryState(t *testing.T) {
+	for _, finished := range []bool{true, false} {
+		var out bytes.Buffer
+		b := StartCount(&out, true, "probe")
+		b.Set(2, 5)
+		b.Done(finished) // returns
+	}
+	var out bytes.Buffer
+	StartCount(&out, false, "probe").Done(true)
+	if out.Len() > 0 {
+		t.Errorf("wrote %q where there is no terminal", out.String())
+	}
+}
+
 func TestBar_Terminal_EndsInEveryState(t *testing.T) {
 	for _, c := range []struct {
 		total    int64

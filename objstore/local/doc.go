@@ -9,6 +9,7 @@
 //	objects/<uuid>_0_5242880_data1~000.dir~FILE000.cdf
 //	.tmp/<pid>-<random>      bodies being written
 //	.lock/<00…3f>            empty; flock'ed while a key of that hash is changed
+//	.lock/dirs               flock'ed, shared, while a key is made; its size counts removed directories
 //
 // A segment becomes a file name like this:
 //
@@ -33,8 +34,10 @@
 // A body is written to .tmp and fsynced; create-only then makes it appear with
 // link(2), anything else compares and renames under the lock; the directory is
 // fsynced before Put returns, and so is the parent of each directory on the
-// way that this process has not yet seen to be durable. Directories are never
-// removed, because another process may rely on them.
+// way that this process has not yet seen to be durable. A Delete removes the
+// directories that it leaves empty, under the lock .lock/dirs, which keeps
+// creators out; what a process knows of durable directories is forgotten when
+// that file's size tells that some were removed.
 //
 // A List reads only the directories that can hold keys of its prefix after
 // startAfter, each of them whole: a page costs the names of one directory and

@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,8 +18,7 @@ const (
 	lockCount   = 64 // on disk: all processes must agree
 	lockMinWait = 500 * time.Microsecond
 	lockMaxWait = 20 * time.Millisecond
-
-	maxDurable = 10000 // directories remembered; past it they are fsynced again
+	openTries   = 3 // while somebody clears the locks away
 )
 
 // locks are the bucket's locks: goroutines exclude each other by a channel,
@@ -48,12 +47,7 @@ func (l *locks) lock(ctx context.Context, key string) (unlock func(), err error)
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for the lock of the key: %w", ctx.Err())
 	}
-	f, err := l.open(filepath.Join(l.dir, fmt.Sprintf("%02x", n)))
-	if err == nil {
-		if err = flock(ctx, f); err != nil {
-			err = errors.Join(err, f.Close())
-		}
-	}
+	f, err := l.take(ctx, fmt.Sprintf("%02x", n), unix.LOCK_EX)
 	if err != nil {
 		<-l.local[n]
 		return nil, err
@@ -65,21 +59,64 @@ func (l *locks) lock(ctx context.Context, key string) (unlock func(), err error)
 	}, nil
 }
 
+// take opens and locks a file of the lock directory within ctx. Closing it
+// gives the lock back.
+func (l *locks) take(ctx context.Context, name string, how int) (*os.File, error) {
+	for {
+		f, err := l.open(filepath.Join(l.dir, name))
+		if err != nil {
+			return nil, err
+		}
+		if err := flock(ctx, f, how); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		st, err := f.Stat()
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		if sys, ok := st.Sys().(*syscall.Stat_t); !ok || sys.Nlink > 0 {
+			return f, nil
+		}
+		// Somebody cleared the bucket's locks away meanwhile: others lock the
+		// file that took this one's place. An empty file loses nothing here.
+		_ = f.Close()
+	}
+}
+
+// clear removes the files of all keys' locks, each under its lock.
+func (l *locks) clear(ctx context.Context) error {
+	for n := range lockCount {
+		name := fmt.Sprintf("%02x", n)
+		if _, err := os.Stat(filepath.Join(l.dir, name)); missing(err) {
+			continue
+		}
+		f, err := l.take(ctx, name, unix.LOCK_EX)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(os.Remove(f.Name()), f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (l *locks) open(name string) (*os.File, error) {
-	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o666)
-	if !errors.Is(err, fs.ErrNotExist) {
-		return f, err
+	for try := 0; ; try++ {
+		f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o666)
+		if !errors.Is(err, fs.ErrNotExist) || try == openTries {
+			return f, err
+		}
+		if err := os.Mkdir(l.dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
 	}
-	if err := os.Mkdir(l.dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, err
-	}
-	return os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o666)
 }
 
 // flock polls, because a flock that blocks can't be called off when ctx ends.
-func flock(ctx context.Context, f *os.File) error {
+func flock(ctx context.Context, f *os.File, how int) error {
 	for wait := lockMinWait; ; wait = min(2*wait, lockMaxWait) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 		if err == nil {
 			return nil
 		}
@@ -94,52 +131,6 @@ func flock(ctx context.Context, f *os.File) error {
 			return fmt.Errorf("wait for the lock of the key: %w", ctx.Err())
 		}
 	}
-}
-
-// durableDirs makes directories and remembers those whose names are known to
-// be on disk. A directory that is merely there is not: another process may
-// have made it a moment ago.
-type durableDirs struct {
-	root string
-
-	mu    sync.Mutex // guards known; never held during I/O
-	known map[string]struct{}
-}
-
-func newDurableDirs(root string) *durableDirs {
-	return &durableDirs{root: root, known: make(map[string]struct{})}
-}
-
-// make makes dir, which is the root or below it, durable with all directories
-// on the way. It never makes the root: a bucket that is gone is an error.
-func (d *durableDirs) make(dir string) error {
-	if dir == d.root || d.has(dir) {
-		return nil
-	}
-	parent := filepath.Dir(dir)
-	if err := d.make(parent); err != nil {
-		return err
-	}
-	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	if err := syncDir(parent); err != nil {
-		return err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(d.known) >= maxDurable {
-		clear(d.known)
-	}
-	d.known[dir] = struct{}{}
-	return nil
-}
-
-func (d *durableDirs) has(dir string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	_, ok := d.known[dir]
-	return ok
 }
 
 // syncDir makes the names in a directory durable.

@@ -99,7 +99,12 @@ func (s *Store) publish(ctx context.Context, f *os.File, key string, body io.Rea
 	}
 	path := s.path(key)
 	dir := filepath.Dir(path)
-	if err := s.durable.make(dir); err != nil {
+	release, err := s.dirs.hold(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	if err := s.dirs.make(dir); err != nil {
 		return "", err
 	}
 	unlock, err := s.locks.lock(ctx, key)

@@ -23,15 +23,18 @@ const (
 	// staleAfter is how long a temporary file that no living process holds is
 	// left alone: far longer than it takes to open and lock one.
 	staleAfter = 10 * time.Minute
+
+	// pruneWait is how long a Delete waits for its turn to remove directories.
+	pruneWait = 100 * time.Millisecond
 )
 
 // Store is an objstore.Store in a directory.
 type Store struct {
-	root    string
-	dir     *os.File    // the directory that was opened, whatever its path leads to later
-	id      fs.FileInfo // of dir
-	locks   *locks
-	durable *durableDirs
+	root  string
+	dir   *os.File    // the directory that was opened, whatever its path leads to later
+	id    fs.FileInfo // of dir
+	locks *locks
+	dirs  *dirs
 }
 
 // Open returns the bucket in the existing directory root, and removes what
@@ -65,7 +68,8 @@ func Open(root string) (*Store, error) {
 	if st, err = dir.Stat(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open bucket directory %s: %w", root, classify(err)), dir.Close())
 	}
-	s := &Store{root: root, dir: dir, id: st, locks: newLocks(filepath.Join(root, lockDir)), durable: newDurableDirs(root)}
+	l := newLocks(filepath.Join(root, lockDir))
+	s := &Store{root: root, dir: dir, id: st, locks: l, dirs: newDirs(root, l)}
 	if err := s.removeStale(time.Now()); err != nil {
 		return nil, fmt.Errorf("open bucket directory %s: clean up %s: %w", root, tmpDir, err)
 	}
@@ -278,28 +282,78 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := s.here(); err != nil {
 		return s.fail("delete", key, err)
 	}
-	// Under the lock, so that no compare-and-swap brings the key back.
+	path := s.path(key)
+	if err := s.unlink(ctx, key, path); err != nil {
+		return s.fail("delete", key, err)
+	}
+	// The key is gone, whatever becomes of the directories that held it alone.
+	ctx, cancel := context.WithTimeout(ctx, pruneWait)
+	defer cancel()
+	_ = s.dirs.prune(ctx, filepath.Dir(path))
+	return nil
+}
+
+// unlink removes the file of a key, if there is one, under the key's lock, so
+// that no compare-and-swap brings it back.
+func (s *Store) unlink(ctx context.Context, key, path string) error {
 	unlock, err := s.locks.lock(ctx, key)
 	if err != nil {
-		return s.fail("delete", key, err)
+		return err
 	}
 	defer unlock()
-	path := s.path(key)
-	if err := unix.Unlink(path); err != nil && !missing(err) {
-		if errors.Is(err, syscall.EISDIR) {
-			return nil // a directory of other keys: the key itself is missing
-		}
-		return s.fail("delete", key, &fs.PathError{Op: "unlink", Path: path, Err: err})
-	} else if err != nil {
-		if err := s.here(); err != nil {
-			return s.fail("delete", key, err)
-		}
-		return nil
+	switch err := unix.Unlink(path); {
+	case errors.Is(err, syscall.EISDIR):
+		return nil // a directory of other keys: the key itself is missing
+	case missing(err):
+		return s.here()
+	case err != nil:
+		return &fs.PathError{Op: "unlink", Path: path, Err: err}
 	}
-	if err := syncDir(filepath.Dir(path)); err != nil {
-		return s.fail("delete", key, err)
+	err = syncDir(filepath.Dir(path))
+	if missing(err) {
+		return s.here() // removed as empty already, and the key with it
+	}
+	return err
+}
+
+// Clear removes what the bucket's directory keeps beside its keys, if it holds
+// none: after the last key was deleted nothing is left but the directory itself.
+// Whoever uses the bucket meanwhile makes it again.
+func (s *Store) Clear(ctx context.Context) error {
+	page, err := s.List(ctx, "", "", 1)
+	if err != nil || len(page) > 0 {
+		return err
+	}
+	if err := s.removeTemporary(); err != nil {
+		return s.fail("clear", s.root, err)
+	}
+	// Alone: nobody makes keys. The locks of keys go under their own locks.
+	f, err := s.locks.take(ctx, dirsLock, unix.LOCK_EX)
+	if err != nil {
+		return s.fail("clear", s.root, err)
+	}
+	err = s.locks.clear(ctx)
+	if err == nil {
+		err = os.Remove(f.Name())
+	}
+	err = errors.Join(err, f.Close())
+	if rerr := os.Remove(s.locks.dir); err == nil && !errors.Is(rerr, syscall.ENOTEMPTY) && !missing(rerr) {
+		err = rerr
+	}
+	if err != nil {
+		return s.fail("clear", s.root, err)
 	}
 	return nil
+}
+
+// removeTemporary removes the directory of temporary files when no writer has
+// one in it.
+func (s *Store) removeTemporary() error {
+	err := os.Remove(filepath.Join(s.root, tmpDir))
+	if errors.Is(err, syscall.ENOTEMPTY) || missing(err) {
+		return nil
+	}
+	return err
 }
 
 // missing says whether err means that a path is not there.
