@@ -152,6 +152,30 @@ func (p *place) endMount(mnt string) {
 	}
 }
 
+func TestS3_BucketWithVersions_IsWarnedOf(t *testing.T) {
+	testenv.NeedFUSE(t)
+	p := newPlace(t)
+	srv := newS3Server(t)
+	if err := srv.backend.SetVersioningConfiguration("bucket", gofakes3.VersioningConfiguration{Status: gofakes3.VersioningEnabled}); err != nil {
+		t.Fatal(err)
+	}
+	p.env["CISTERN_CONFIG"] = srv.config(p)
+	const u, want = "s3://bucket/v", "bucket bucket has versioning on"
+	status, out, errs := p.run("format", "--json", u)
+	if status != 0 || decode[formatted](t, out).URL != u || !strings.HasPrefix(errs, "cistern: warning: "+want) || strings.Count(errs, "\n") != 1 {
+		t.Errorf("format: status %d, %q, %q", status, out, errs)
+	}
+	mnt := p.path("mnt")
+	if err := os.Mkdir(mnt, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.mustBinary("mount", u, mnt, "--state", p.path("state"))
+	if log := readFile(t, p.path("state", logName)); !strings.Contains(log, want) {
+		t.Errorf("the mount's log says nothing of it: %s", log)
+	}
+	p.endMount(mnt)
+}
+
 func TestS3_EnvironmentBeatsFile(t *testing.T) {
 	p := newPlace(t)
 	srv := newS3Server(t)

@@ -43,6 +43,7 @@
 //	401, 403, expired or wrong keys        ErrPermission, and which of these
 //	429, SlowDown and its like             ErrThrottled, which is ErrUnavailable
 //	5xx, network, a skewed clock           ErrUnavailable
+//	a reply without length or ETag         ErrUnavailable
 //	BadDigest, wrong length or checksum    ErrDamaged
 //	501 of a conditional PUT               ErrGuarantee
 //

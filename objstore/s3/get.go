@@ -99,7 +99,7 @@ type body struct {
 func (b *body) expect(out *awss3.GetObjectOutput, off, length int64, ranged bool) (objstore.Info, error) {
 	info := objstore.Info{Key: b.key, Version: version(out.ETag), Modified: aws.ToTime(out.LastModified)}
 	if out.ContentLength == nil || info.Version == "" {
-		return info, fmt.Errorf("%w: the reply has no length or no ETag", objstore.ErrDamaged)
+		return info, fmt.Errorf("%w: the reply has no length or no ETag", objstore.ErrUnavailable)
 	}
 	coming := *out.ContentLength
 	switch contentRange := aws.ToString(out.ContentRange); {

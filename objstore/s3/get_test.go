@@ -54,8 +54,8 @@ func TestStore_Get_WholeObject_Verified(t *testing.T) {
 		{"flipped bit", map[string]string{"X-Amz-Checksum-Crc32c": checksum(content)}, "0123456788", objstore.ErrDamaged},
 		{"half a body", map[string]string{"Content-Length": "10"}, content[:5], objstore.ErrUnavailable},
 		{"no body", map[string]string{"Content-Length": "10"}, "", objstore.ErrUnavailable},
-		{"no ETag", map[string]string{"ETag": ""}, content, objstore.ErrDamaged},
-		{"no length", map[string]string{"Transfer-Encoding": "chunked"}, content, objstore.ErrDamaged},
+		{"no ETag", map[string]string{"ETag": ""}, content, objstore.ErrUnavailable},
+		{"no length", map[string]string{"Transfer-Encoding": "chunked"}, content, objstore.ErrUnavailable},
 		{"a range of a whole", map[string]string{"Content-Range": "bytes 0-9/20"}, content, objstore.ErrDamaged},
 	} {
 		s := open(t, serve(t, answer(200, c.header, c.body)))

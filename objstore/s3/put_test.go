@@ -60,17 +60,20 @@ func TestStore_Put_Headers(t *testing.T) {
 }
 
 func TestStore_Put_StoreSaysThatItStoredOther(t *testing.T) {
-	for name, header := range map[string]map[string]string{
-		"checksum": {"ETag": `"v"`, "X-Amz-Checksum-Crc32c": checksum("other")},
-		"no ETag":  {},
+	for _, c := range []struct {
+		header map[string]string
+		class  error
+	}{
+		{map[string]string{"ETag": `"v"`, "X-Amz-Checksum-Crc32c": checksum("other")}, objstore.ErrDamaged},
+		{nil, objstore.ErrUnavailable},
 	} {
 		s := open(t, serve(t, func(w http.ResponseWriter, _ *http.Request) {
-			for k, v := range header {
+			for k, v := range c.header {
 				w.Header().Set(k, v)
 			}
 		}))
-		if v, err := put(t.Context(), s, "k", "mine", objstore.Condition{}); !errors.Is(err, objstore.ErrDamaged) {
-			t.Errorf("%s: %q, %v", name, v, err)
+		if v, err := put(t.Context(), s, "k", "mine", objstore.Condition{}); !errors.Is(err, c.class) {
+			t.Errorf("%v: %q, %v", c.header, v, err)
 		}
 	}
 }

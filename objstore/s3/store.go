@@ -40,7 +40,7 @@ func (s *Store) Head(ctx context.Context, key string) (objstore.Info, error) {
 	}
 	info := objstore.Info{Key: key, Version: version(out.ETag), Modified: aws.ToTime(out.LastModified)}
 	if out.ContentLength == nil || info.Version == "" {
-		return objstore.Info{}, fmt.Errorf("head s3://%s/%s: %w: the reply has no length or no ETag", s.o.Bucket, key, objstore.ErrDamaged)
+		return objstore.Info{}, fmt.Errorf("head s3://%s/%s: %w: the reply has no length or no ETag", s.o.Bucket, key, objstore.ErrUnavailable)
 	}
 	info.Size = *out.ContentLength
 	return info, nil
@@ -169,7 +169,7 @@ func (s *Store) put(ctx context.Context, key string, body io.Reader, size int64,
 	}
 	v := version(out.ETag)
 	if v == "" {
-		return "", fmt.Errorf("put s3://%s/%s: %w: the reply has no ETag", s.o.Bucket, key, objstore.ErrDamaged)
+		return "", fmt.Errorf("put s3://%s/%s: %w: the reply has no ETag", s.o.Bucket, key, objstore.ErrUnavailable)
 	}
 	return v, nil
 }
