@@ -195,7 +195,7 @@ func TestApp_BadInput_OneSentenceRightStatusNothingChanged(t *testing.T) {
 		{2, "root directory", []string{"format", "file:///"}},
 		{2, "names no bucket", []string{"format", "s3:///x"}},
 		{2, "its region is not known", []string{"format", "s3://bucket/x"}},
-		{2, "no provider for gs:// volumes", []string{"mount", "gs://bucket/x", mnt}},
+		{2, "names no bucket", []string{"mount", "gs:///x", mnt}},
 		{2, "bucket does not exist", []string{"ls", "file://" + p.path("nowhere")}},
 		{2, "bucket does not exist", []string{"mount", "file://" + p.path("nowhere"), mnt}},
 		{2, "does not exist: make it first", []string{"format", "file://" + p.path("no", "where")}},

@@ -29,6 +29,7 @@ func (a *app) providers() map[string]provider {
 	return map[string]provider{
 		objstore.SchemeFile: {open: openLocal, create: createLocal},
 		objstore.SchemeS3:   {open: a.openS3},
+		objstore.SchemeGCS:  {open: a.openGCS},
 	}
 }
 
@@ -143,7 +144,7 @@ func (a *app) openStore(ctx context.Context, u objstore.URL, create bool, reg pr
 func (a *app) openStoreWith(ctx context.Context, u objstore.URL, create bool, reg prometheus.Registerer, o requestOptions) (*store, error) {
 	p, ok := a.providers()[u.Scheme]
 	if !ok {
-		return nil, usage(fmt.Errorf("%s: this build has no provider for %s:// volumes; it serves file:///dir and s3://bucket/prefix", u, u.Scheme))
+		return nil, usage(fmt.Errorf("%s: this build has no provider for %s:// volumes; it serves file:///dir, s3://bucket/prefix and gs://bucket/prefix", u, u.Scheme))
 	}
 	open := p.open
 	if create && p.create != nil {
