@@ -52,7 +52,7 @@ func (v *Volume) Close(ctx context.Context) error {
 	if errors.Is(err, ErrHandedOver) {
 		err = nil // the lease was given back then
 	}
-	return errors.Join(err, v.closeLocal())
+	return errors.Join(err, v.closeLocal(err))
 }
 
 // drain commits until nothing is left.
@@ -131,7 +131,7 @@ func (v *Volume) Abandon() error {
 		return ErrClosed
 	}
 	v.endBackground()
-	return v.closeLocal()
+	return v.closeLocal(nil)
 }
 
 func (v *Volume) endBackground() {
@@ -140,8 +140,9 @@ func (v *Volume) endBackground() {
 	v.group.Wait()
 }
 
-// closeLocal closes what open opened.
-func (v *Volume) closeLocal() error {
+// closeLocal closes what open opened. What a mount that ends because it was
+// fenced acknowledged and did not commit is set aside.
+func (v *Volume) closeLocal(reason error) error {
 	var errs []error
 	if v.journal != nil {
 		errs = append(errs, v.journal.Close())
@@ -151,6 +152,11 @@ func (v *Volume) closeLocal() error {
 	}
 	if v.kv != nil {
 		errs = append(errs, v.kv.Close())
+	}
+	if errors.Is(reason, ErrFenced) {
+		if err := v.asideAtClose(reason); err != nil {
+			errs = append(errs, fmt.Errorf("set the journal aside: %w; the next mount does it", err))
+		}
 	}
 	if v.stateLk != nil {
 		errs = append(errs, v.stateLk.Close())

@@ -18,6 +18,9 @@ func (v *Volume) openIndex(ctx context.Context, head *entry) error {
 	err := v.tryIndex(dir)
 	if err == nil {
 		local := v.index.Head()
+		if v.found.N == 0 {
+			v.found = local
+		}
 		if local.N > head.id.N {
 			return fmt.Errorf("%w: the local index has commit %s and %s ends at commit %s: the bucket lost commits; bring them back, or mount with another state directory to go on from there",
 				ErrDamaged, local.CommitID, v.opt.URL, head.id)

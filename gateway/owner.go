@@ -17,9 +17,10 @@ import (
 // ownerFile is owner.json in the state directory: whose local state it is.
 type ownerFile struct {
 	Format  int      `json:"format"`
-	Volume  string   `json:"volume"`  // the volume's id
-	Journal string   `json:"journal"` // the journal's random identity, in hex; empty before there is one
-	Reigns  []string `json:"reigns"`  // ids whose journal is not redone yet, the current one last
+	Volume  string   `json:"volume"`        // the volume's id
+	URL     string   `json:"url,omitempty"` // where it was mounted from last
+	Journal string   `json:"journal"`       // the journal's random identity, in hex; empty before there is one
+	Reigns  []string `json:"reigns"`        // ids whose journal is not redone yet, the current one last
 	// Aside: the journal is another reign's past and moves out of the way, which
 	// a mount that ended early may have done already.
 	Aside bool   `json:"aside,omitempty"`
@@ -35,7 +36,6 @@ const (
 	ownerFormat   = 1
 	maxReigns     = 1000
 	ownerFileName = "owner.json"
-	ownerNoSum    = "00000000"
 )
 
 // loadOwner reads a state directory's owner.json; a missing one gives an empty
@@ -69,15 +69,11 @@ func ownerDamaged(path string, why error) error {
 
 // encode returns the document with its checksum, which it also puts into o.
 func (o *ownerFile) encode() ([]byte, error) {
-	o.Sum = ownerNoSum
-	body, err := json.Marshal(o)
+	body, err := encodeSummed(o, &o.Sum)
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", o.path, err)
 	}
-	o.Sum = fmt.Sprintf("%08x", checksum(body))
-	at := bytes.LastIndex(body, []byte(ownerNoSum))
-	copy(body[at:], o.Sum)
-	return append(body, '\n'), nil
+	return body, nil
 }
 
 // save makes the file durable: whole, or as it was.

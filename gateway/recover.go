@@ -55,7 +55,7 @@ func openOnce(ctx context.Context, o Options) (*Volume, error) {
 	if err := v.open(ctx); err != nil {
 		v.giveBack(ctx, err)
 		v.cancel()
-		return nil, errors.Join(err, v.closeLocal())
+		return nil, errors.Join(err, v.closeLocal(nil))
 	}
 	return v, nil
 }
@@ -176,7 +176,7 @@ func (v *Volume) reign() error {
 	if err != nil {
 		return err
 	}
-	o.Volume = v.doc.ID
+	o.Volume, o.URL = v.doc.ID, v.opt.URL
 	o.Reigns = append(o.Reigns, id)
 	if len(o.Reigns) > maxReigns {
 		return fmt.Errorf("state directory %s: mounted %d times without its journal being redone; something is wrong with the volume: see the log", v.opt.StateDir, len(o.Reigns))
@@ -253,6 +253,9 @@ func (v *Volume) journalDamaged(dir string, err error) error {
 		return fmt.Errorf("%w; mount with --accept-lost-journal to set %s aside and go on from commit %s", journalError(err), dir, v.head.CommitID)
 	}
 	v.log.Warn("journal is damaged and that was accepted", "directory", dir, "error", err)
+	if nerr := v.noteAside("the journal is damaged: "+err.Error(), v.head.CommitID, v.head.LastLSN); nerr != nil {
+		return nerr
+	}
 	return v.asideNext()
 }
 
@@ -315,6 +318,18 @@ func (v *Volume) freshJournal(dir string, epoch uint64) error {
 	return v.owner.save()
 }
 
+// asideWith is asideNext for a journal of which it is known what it builds on.
+func (v *Volume) asideWith(ctx context.Context, epoch uint64, reason string) error {
+	base, lsn, err := v.baseOf(ctx, epoch)
+	if err != nil {
+		return err
+	}
+	if err := v.noteAside(reason, base, lsn); err != nil {
+		return err
+	}
+	return v.asideNext()
+}
+
 // asideNext makes the next attempt to open the volume set the journal aside.
 // owner.json says so first: a mount that dies in between must not look like a
 // lost journal, nor redo it after all.
@@ -338,7 +353,7 @@ func (v *Volume) setAside() error {
 	if err := makeDir(v.fs, to); err != nil {
 		return err
 	}
-	for _, name := range []string{"journal", "cache"} {
+	for _, name := range []string{"journal", "cache", asideFileName} {
 		from := filepath.Join(v.opt.StateDir, name)
 		if _, err := v.fs.Stat(from); err != nil {
 			continue // there is nothing to keep
@@ -355,7 +370,7 @@ func (v *Volume) setAside() error {
 			return fmt.Errorf("sync %s: %w", d, err)
 		}
 	}
-	v.log.Warn("journal and cache were set aside: delete them when what they held is not needed", "directory", to)
+	v.log.Warn("journal and cache were set aside: `cistern salvage` shows what only they have, and brings it back as files", "state", v.opt.StateDir, "directory", to)
 	return nil
 }
 

@@ -21,7 +21,7 @@ func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, hint met
 	}
 	if !own {
 		v.log.Warn("another owner has written to the volume since: what this journal held beyond the bucket is set aside", "epoch", from)
-		return v.asideNext()
+		return v.asideWith(ctx, from, fmt.Sprintf("another owner has written to the volume since epoch %d", from))
 	}
 	v.replaying = true
 	defer func() { v.replaying = false }()

@@ -54,9 +54,10 @@ type Volume struct {
 	stopped atomic.Pointer[stopCause] // why nothing may be written any more, or nil
 	pending atomic.Int64              // estimated memory of the layers
 
-	journalBytes int64       // the journal's limit
-	redone       journal.LSN // last record that was redone and is not committed; under the token of commits
-	unclean      bool        // the owner before did not release the lease: it may have left orphans
+	found        metadata.Head // what the local index had when it was opened
+	journalBytes int64         // the journal's limit
+	redone       journal.LSN   // last record that was redone and is not committed; under the token of commits
+	unclean      bool          // the owner before did not release the lease: it may have left orphans
 
 	replaying bool         // redo runs: limits don't apply
 	sinceSync atomic.Int64 // bytes appended since the journal was last synced
