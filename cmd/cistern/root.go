@@ -43,7 +43,7 @@ by another writer or fenced, 4 damage found, 5 the store can't be reached.`,
 	c.SuggestionsMinimumDistance = 2
 	c.PersistentFlags().StringVar(&a.configFlag, "config", "", "INI file with settings, in sections [mount], [S3] and [GCS]")
 	c.AddCommand(
-		a.formatCommand(), a.mountCommand(), a.umountCommand(), a.handoverCommand(), a.statusCommand(), a.topCommand(), a.syncCommand(),
+		a.formatCommand(), a.mountCommand(), a.umountCommand(), a.handoverCommand(), a.salvageCommand(), a.statusCommand(), a.topCommand(), a.syncCommand(),
 		a.lsCommand(), a.catCommand(), a.statCommand(), a.putCommand(), a.getCommand(), a.rmCommand(), a.duCommand(),
 		a.logCommand(), a.checkCommand(), a.dumpCommand(), a.collectCommand(), a.destroyCommand(), a.probeCommand(), a.versionCommand(),
 	)
