@@ -97,6 +97,7 @@ func (s *Store) publish(ctx context.Context, f *os.File, key string, body io.Rea
 	if err := f.Sync(); err != nil {
 		return "", err
 	}
+	letGo(f, size)
 	path := s.path(key)
 	dir := filepath.Dir(path)
 	release, err := s.dirs.hold(ctx)
@@ -141,6 +142,18 @@ func (s *Store) publish(ctx context.Context, f *os.File, key string, body io.Rea
 		return "", err
 	}
 	return v.version(), s.arrived(f, path)
+}
+
+// bulk is the size of a body from which on it does not stay in the page cache.
+const bulk = 256 << 10
+
+// letGo takes a durable body out of the page cache, which has better use for the
+// room: whoever put it rarely reads it again. It is advice, and so it can't fail
+// in a way that matters.
+func letGo(f *os.File, size int64) {
+	if size >= bulk {
+		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	}
 }
 
 // fill copies exactly size bytes.
