@@ -326,3 +326,21 @@ func (s *GTIDState) Clone() *GTIDState {
 	}
 	return c
 }
+
+// Merge adds what was logged after s.
+func (s *GTIDState) Merge(later *GTIDState) {
+	if s.flavor == MySQL {
+		for id, tags := range later.mysql {
+			for tag, intervals := range tags {
+				if s.mysql[id] == nil {
+					s.mysql[id] = map[mysql.Tag]mysql.IntervalSlice{}
+				}
+				s.mysql[id][tag] = append(slices.Clone(s.mysql[id][tag]), intervals...).Normalize()
+			}
+		}
+		return
+	}
+	for _, g := range later.list() {
+		s.Add(g)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/go-mysql-org/go-mysql/replication"
@@ -175,7 +176,7 @@ func (t *tracker) catalogue() *FileInfo {
 	if t.added != nil {
 		c.Added = t.added.String()
 	}
-	c.Index = append([]Mark(nil), t.info.Index...)
+	c.Index = slices.Clip(t.info.Index) // entries never change
 	return &c
 }
 
