@@ -200,6 +200,7 @@ func (s *s3Settings) setTags(v string) error {
 	s.o.Tags = map[string]string{}
 	for part := range strings.SplitSeq(v, ",") {
 		key, value, ok := strings.Cut(strings.TrimSpace(part), "=")
+		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
 		if _, twice := s.o.Tags[key]; !ok || key == "" || twice {
 			return errors.New("it is not a list of different tags, like team=db, stage=test")
 		}

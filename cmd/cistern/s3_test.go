@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -15,6 +16,8 @@ import (
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 
 	"github.com/cisternfs/cistern/internal/testenv"
+	"github.com/cisternfs/cistern/objstore"
+	"github.com/cisternfs/cistern/objstore/s3"
 )
 
 // s3Server is a bucket "bucket" in this process.
@@ -222,4 +225,38 @@ func TestS3_BadSettings_NameKeyAndReason(t *testing.T) {
 	p.fails(2, "bucket does not exist", "format", "s3://nowhere/v", "--config", srv.config(p))
 	p.fails(2, "bucket does not exist", "ls", "s3://nowhere/v", "--config", srv.config(p))
 	p.fails(2, "no volume here", "ls", "s3://bucket/v", "--config", srv.config(p))
+}
+
+func TestS3Options_EveryKey(t *testing.T) {
+	p := newPlace(t)
+	base := s3.Options{Bucket: "bucket"}
+	with := func(f func(*s3.Options)) s3.Options { o := base; f(&o); return o }
+	for text, want := range map[string]s3.Options{
+		"": base,
+		"bucket = bucket\nprefix = /some/\nregion = eu": with(func(o *s3.Options) { o.Region = "eu" }),
+		"endpoint = host":                                                         with(func(o *s3.Options) { o.Endpoint = "https://host" }),
+		"endpoint = host:1\nuse_http = Enabled":                                   with(func(o *s3.Options) { o.Endpoint = "http://host:1" }),
+		"endpoint = host\nport_number = 9000\nuse_http = disabled":                with(func(o *s3.Options) { o.Endpoint = "https://host:9000" }),
+		"endpoint = http://host/\nport_number = 0":                                with(func(o *s3.Options) { o.Endpoint = "http://host" }),
+		"endpoint = [::1]\nport_number = 9000":                                    with(func(o *s3.Options) { o.Endpoint = "https://[::1]:9000" }),
+		"ssl_verify = disabled\nca_file = /ca":                                    with(func(o *s3.Options) { o.InsecureTLS, o.CAFile = true, "/ca" }),
+		"ssl_verify = enabled\npath_style = auto":                                 base,
+		"path_style = true":                                                       with(func(o *s3.Options) { o.Addressing = s3.AddressingPath }),
+		"path_style = false":                                                      with(func(o *s3.Options) { o.Addressing = s3.AddressingVirtual }),
+		"aws_access_key_id = a\naws_secret_access_key = b\naws_session_token = c": with(func(o *s3.Options) { o.AccessKeyID, o.SecretAccessKey, o.SessionToken = "a", "b", "c" }),
+		"profile = p\nrole_arn = arn:x\nexternal_id = e":                          with(func(o *s3.Options) { o.Profile, o.RoleARN, o.ExternalID = "p", "arn:x", "e" }),
+		"iam_role_name = r\nsts_region = eu\nsts_endpoint = sts":                  with(func(o *s3.Options) { o.RoleName, o.STSRegion, o.STSEndpoint = "r", "eu", "https://sts" }),
+		"iam_role_name = arn:x":                                                   with(func(o *s3.Options) { o.RoleARN = "arn:x" }),
+		"iam_role_name = r\nec2_iam_mode = enabled":                               with(func(o *s3.Options) { o.EC2Role = true }),
+		"role_arn = arn:x\nec2_iam_mode = enabled":                                with(func(o *s3.Options) { o.EC2Role, o.RoleARN = true, "arn:x" }),
+		"sse = aws:kms\nsse_kms_key_id = k\nstorage_class = STANDARD_IA":          with(func(o *s3.Options) { o.SSE, o.KMSKeyID, o.StorageClass = "aws:kms", "k", "STANDARD_IA" }),
+		"tags = a=1, b = 2=3":                                                     with(func(o *s3.Options) { o.Tags = map[string]string{"a": "1", "b": "2=3"} }),
+	} {
+		env := map[string]string{"CISTERN_CONFIG": p.write("every.ini", []byte("[S3]\n"+text+"\n"))}
+		a := &app{lookup: func(name string) (string, bool) { v, ok := env[name]; return v, ok }}
+		got, err := a.s3Options(objstore.URL{Scheme: objstore.SchemeS3, Bucket: "bucket", Path: "some/prefix"})
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%q: %+v, %v; want %+v", text, got, err, want)
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
@@ -92,9 +93,39 @@ func TestApply_BadInput_NamesKeyValueReason(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
+	_, err := Section("c.ini", []byte("[S3]\nsecret hush\n"), "S3", nil, none)
+	if err == nil || strings.Contains(err.Error(), "hush") || !strings.Contains(err.Error(), `begins with "secret"`) {
+		t.Errorf("a line without =: %v", err)
+	}
 	f, _ := flags()
-	err := Apply(f, func(string) (string, bool) { return "8q", true }, "", nil, "mount")
+	err = Apply(f, func(string) (string, bool) { return "8q", true }, "", nil, "mount")
 	if err == nil || !strings.Contains(err.Error(), `CISTERN_CACHE_SIZE="8q" in the environment: unknown unit`) {
 		t.Error(err)
+	}
+}
+
+func TestSection_ValuesOfOneSection(t *testing.T) {
+	text := []byte("[mount]\ncache-size = 3M\n[S3]\nregion = eu\nca-file = ${HOME}/x${EMPTY}\nsecret = a+b/c==\n")
+	env := func(name string) (string, bool) {
+		v, ok := map[string]string{"HOME": "/root", "EMPTY": ""}[name]
+		return v, ok
+	}
+	got, err := Section("c.ini", text, "S3", []string{"region", "ca_file", "secret", "unused"}, env)
+	want := map[string]string{"region": "eu", "ca_file": "/root/x", "secret": "a+b/c=="}
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+	if got, err := Section("", nil, "S3", nil, env); err != nil || len(got) != 0 {
+		t.Errorf("without a file: %v, %v", got, err)
+	}
+	for text, want := range map[string]string{
+		"[S3]\nregion = hush\n":       "c.ini: [S3] region: there is no such setting",
+		"[S3]\nsecret = ${NOTHING}\n": "c.ini: [S3] secret: the environment variable NOTHING is not set",
+		"[S3]\nsecret = ${HOME\n":     "c.ini: [S3] secret: a ${ without its }",
+		"[Other]\na = b\n":            "section [Other] is not known",
+	} {
+		if _, err := Section("c.ini", []byte(text), "S3", []string{"secret"}, env); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hush") {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
 	}
 }

@@ -95,6 +95,12 @@ func readSection(path string, text []byte, section string, lookup func(string) (
 		return nil, fmt.Errorf("%s: a configuration file of %d bytes is too large", path, len(text))
 	}
 	f, err := ini.LoadSources(ini.LoadOptions{AllowBooleanKeys: false, IgnoreInlineComment: false}, text)
+	var bare ini.ErrDelimiterNotFound
+	if errors.As(err, &bare) {
+		// Not the whole line, which may hold a secret.
+		word, _, _ := strings.Cut(strings.TrimSpace(bare.Line), " ")
+		return nil, fmt.Errorf("%s is not an INI file: the line that begins with %q has no =", path, word)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%s is not an INI file: %w", path, err)
 	}

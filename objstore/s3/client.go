@@ -113,6 +113,7 @@ func loadConfig(ctx context.Context, o *Options) (aws.Config, error) {
 			t.MaxIdleConns, t.MaxIdleConnsPerHost, t.IdleConnTimeout = 2*idleConns, idleConns, idleTimeout
 			t.ReadBufferSize, t.WriteBufferSize = wireBuffer, wireBuffer
 			t.DisableCompression = true // lengths and ranges are of the stored bytes
+			onlyHTTP1(t)
 		})
 	load := []func(*config.LoadOptions) error{
 		config.WithHTTPClient(client),
@@ -140,14 +141,20 @@ func loadConfig(ctx context.Context, o *Options) (aws.Config, error) {
 	return cfg, nil
 }
 
-// trust applies the options for TLS; what the environment set stays otherwise.
-func trust(t *http.Transport, pool *x509.CertPool, insecure bool) {
-	if pool == nil && !insecure {
-		return
-	}
+// onlyHTTP1 gives each request under way a connection: over HTTP/2 a bulk load
+// and the lease would share one. The SDK's transport comes with HTTP/2 set up.
+func onlyHTTP1(t *http.Transport) {
+	t.ForceAttemptHTTP2, t.Protocols = false, new(http.Protocols)
+	t.Protocols.SetHTTP1(true)
+	t.TLSNextProto = map[string]func(string, *tls.Conn) http.RoundTripper{}
 	if t.TLSClientConfig == nil {
 		t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12}
 	}
+	t.TLSClientConfig.NextProtos = []string{"http/1.1"}
+}
+
+// trust applies the options for TLS; what the environment set stays otherwise.
+func trust(t *http.Transport, pool *x509.CertPool, insecure bool) {
 	if pool != nil {
 		t.TLSClientConfig.RootCAs = pool
 	}

@@ -177,7 +177,14 @@ func TestStore_Errors_Network(t *testing.T) {
 
 func TestStore_Errors_TLS(t *testing.T) {
 	backend := fakeHandler(t)
-	srv := httptest.NewTLSServer(backend)
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor != 1 {
+			t.Errorf("%s over %s", r.Method, r.Proto)
+		}
+		backend.ServeHTTP(w, r)
+	}))
+	srv.EnableHTTP2 = true
+	srv.StartTLS()
 	t.Cleanup(srv.Close)
 	pool := filepath.Join(t.TempDir(), "ca.pem")
 	block := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: srv.Certificate().Raw})

@@ -49,6 +49,7 @@ func TestStore_Get_WholeObject_Verified(t *testing.T) {
 	}{
 		{"right checksum", map[string]string{"X-Amz-Checksum-Crc32c": checksum(content)}, content, nil},
 		{"no checksum", nil, content, nil},
+		{"weak ETag", map[string]string{"ETag": `W/"v"`}, content, nil},
 		{"of parts", map[string]string{"X-Amz-Checksum-Crc32c": checksum("x") + "-2"}, content, nil},
 		{"composite", map[string]string{"X-Amz-Checksum-Crc32c": checksum("x"), "X-Amz-Checksum-Type": "COMPOSITE"}, content, nil},
 		{"flipped bit", map[string]string{"X-Amz-Checksum-Crc32c": checksum(content)}, "0123456788", objstore.ErrDamaged},

@@ -61,9 +61,10 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	return err
 }
 
-// version is an ETag without its quotes.
+// version is an ETag without its quotes, and without the mark of a weak one that
+// a proxy on the way may have added: If-Match takes strong ones only.
 func version(tag *string) objstore.Version {
-	return objstore.Version(strings.Trim(aws.ToString(tag), `"`))
+	return objstore.Version(strings.Trim(strings.TrimPrefix(aws.ToString(tag), "W/"), `"`))
 }
 
 // sums are the checksums of a body.
