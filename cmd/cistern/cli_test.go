@@ -173,6 +173,7 @@ func TestApp_BadInput_OneSentenceRightStatusNothingChanged(t *testing.T) {
 	p.write("nonvolume/some", []byte("x"))
 	p.write("bad.ini", []byte("[mount]\ncache_size = 64x\n"))
 	p.write("unknown.ini", []byte("[mount]\ncash_size = 1M\n"))
+	p.write("uploads.ini", []byte("[ObjectStorage]\nmax_concurrent_uploads = many\n"))
 	p.write("section.ini", []byte("[ObjectStorage]\nservice = S3\n"))
 	u, mnt := p.url(), p.path("mnt")
 	p.must("format", u)
@@ -237,7 +238,9 @@ func TestApp_BadInput_OneSentenceRightStatusNothingChanged(t *testing.T) {
 		{2, "--metrics-addr nonsense", mount("--metrics-addr", "nonsense")},
 		{2, "bad.ini: [mount] cache_size = \"64x\": unknown unit", mount("--config", p.path("bad.ini"))},
 		{2, "[mount] cash_size = \"1M\": there is no such setting", mount("--config", p.path("unknown.ini"))},
-		{2, "section [ObjectStorage] is not known", mount("--config", p.path("section.ini"))},
+		{2, "[ObjectStorage] service: there is no such setting", mount("--config", p.path("section.ini"))},
+		{2, "[ObjectStorage] max_concurrent_uploads = \"many\": must be a number from 1 to 1024", mount("--config", p.path("uploads.ini"))},
+		{2, "it must be at least 64.0 KiB", mount("--upload-limit", "1K")},
 		{2, "no such file", mount("--config", p.path("none.ini"))},
 		{2, "does not exist: make the directory first", []string{"mount", u, p.path("none"), "--state", p.path("state")}},
 		{2, "is not empty, it holds \"x\"", []string{"mount", u, p.path("full"), "--state", p.path("state")}},

@@ -36,7 +36,7 @@ const (
 // refuseWriting fails for flags on the command line that only a mount that is
 // written to has. From the environment or a file they may come for others.
 func refuseWriting(f *pflag.FlagSet, point string) error {
-	for _, name := range []string{"durability", "commit-interval", "journal-size", "limit-reached", "wait", "takeover", "accept-lost-journal", "on-lease-lost"} {
+	for _, name := range []string{"durability", "commit-interval", "journal-size", "upload-limit", "limit-reached", "wait", "takeover", "accept-lost-journal", "on-lease-lost"} {
 		if f.Changed(name) {
 			return fmt.Errorf("--%s: a mount of the point %s is read-only and has no journal and no lease", name, point)
 		}
@@ -145,7 +145,7 @@ func (f *fixed) open(ctx context.Context, o *mountOptions, s *store) (err error)
 		}
 	}
 	f.view, err = gateway.OpenView(ctx, gateway.ViewOptions{
-		Store: s, URL: url, KV: kv, Commit: o.commit, Fetches: usualRequests().downloads,
+		Store: s, URL: url, KV: kv, Commit: o.commit, Fetches: s.requests.downloads,
 		FS: vfs.OS(), CacheDir: filepath.Join(dir, "cache"), CacheBytes: o.cache.Bytes, Logger: f.log,
 	})
 	if err != nil {

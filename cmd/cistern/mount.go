@@ -70,6 +70,10 @@ func (i *interval) Set(s string) error {
 func (i *interval) String() string { return i.d.String() }
 func (i *interval) Type() string   { return "time" }
 
+// leastBandwidth is the least that a mount can be limited to, in bytes per
+// second: with less no commit is done in time.
+const leastBandwidth = 64 << 10
+
 // mountOptions are what `cistern mount` was told.
 type mountOptions struct {
 	t           target
@@ -81,6 +85,8 @@ type mountOptions struct {
 	interval    interval
 	cache       config.Size
 	journal     config.Size
+	upload      config.Size // bytes per second; 0: no limit
+	download    config.Size
 	limit       choice
 	leaseLost   choice
 	wait        interval // for an owner; counts when waitSet
@@ -101,6 +107,7 @@ func (a *app) mountCommand() *cobra.Command {
 		wait:     interval{max: 7 * 24 * time.Hour},
 		interval: interval{d: time.Second, min: 10 * time.Millisecond, max: time.Hour},
 		cache:    config.Size{Bytes: 2 << 30, Min: 16 << 20}, journal: config.Size{Bytes: 1 << 30, Min: 4 << 20},
+		upload: config.Size{Min: leastBandwidth}, download: config.Size{Min: leastBandwidth},
 		limit: choice{"wait", []string{"wait", "enospc"}}, leaseLost: choice{"continue", []string{"continue", "stop"}},
 	}
 	c := &cobra.Command{
@@ -123,6 +130,8 @@ journal, from where the next mount with the same state directory goes on.`,
 	f.Var(&o.interval, "commit-interval", "time between commits while something changes")
 	f.Var(&o.cache, "cache-size", "limit of the local cache")
 	f.Var(&o.journal, "journal-size", "limit of the local journal")
+	f.Var(&o.upload, "upload-limit", "bytes of bodies stored in a second (default: no limit)")
+	f.Var(&o.download, "download-limit", "bytes of bodies read in a second (default: no limit)")
 	f.Var(&o.limit, "limit-reached", "what writers get when journal or memory is full")
 	f.Var(&o.wait, "wait", "how long to wait for an owner, also one that renews its lease; 0: fail at once")
 	f.BoolVar(&o.takeover, "takeover", false, "take the volume from an owner that is dead")
@@ -363,7 +372,7 @@ func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options
 	return gateway.Options{
 		Store: s, URL: o.t.url.String(), FS: vfs.OS(), StateDir: o.state, OpenKV: openKV(log),
 		Durability: o.durability.Durability, CommitInterval: o.interval.d, CacheBytes: o.cache.Bytes,
-		JournalBytes: o.journal.Bytes, LimitENOSPC: o.limit.value == "enospc",
+		Fetches: s.requests.engine, JournalBytes: o.journal.Bytes, LimitENOSPC: o.limit.value == "enospc",
 		Wait: o.wait.d, RequireReleased: o.waitSet && o.wait.d == 0,
 		Takeover: o.takeover, AcceptLostJournal: o.lostJournal, StopOnLeaseLost: o.leaseLost.value == "stop",
 		Owner: gateway.HostOwner(o.state), Logger: log,

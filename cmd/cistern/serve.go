@@ -132,7 +132,12 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 		}
 		defer metrics.Close() // its server has closed it, or never began
 	}
-	if m.store, err = m.a.openStore(ctx, m.o.t.url, false, reg); err != nil {
+	requests, err := m.a.requests()
+	if err != nil {
+		return err
+	}
+	requests.bandwidth = objstore.BandwidthOptions{Upload: m.o.upload.Bytes, Download: m.o.download.Bytes}
+	if m.store, err = m.a.openStoreWith(ctx, m.o.t.url, false, reg, requests); err != nil {
 		return err
 	}
 	if m.v, err = m.open(ctx); err != nil {
@@ -428,8 +433,11 @@ type mountStatus struct {
 	Started        time.Time `json:"started"`
 	ObjectSize     int64     `json:"object_size"`
 	StoreAvailable bool      `json:"store_available"`
-	Healthy        bool      `json:"healthy"`
-	Unhealthy      string    `json:"unhealthy,omitempty"` // why
+	// Requests are the limits of parallel requests, lower than they were set while
+	// the store asks for fewer.
+	Requests  objstore.LimitStatus `json:"requests"`
+	Healthy   bool                 `json:"healthy"`
+	Unhealthy string               `json:"unhealthy,omitempty"` // why
 
 	Point *pointStatus `json:"point,omitempty"` // of a mount of a fixed point
 }
@@ -437,7 +445,8 @@ type mountStatus struct {
 func (m *mountProcess) status() mountStatus {
 	s := mountStatus{
 		Status: m.v.Status(), MountPoint: text(m.fs.Dir()), PID: os.Getpid(), Started: m.started.UTC(),
-		ObjectSize: m.v.ObjectSize(), StoreAvailable: m.store.metered.Health().Available, Point: m.v.pinned(),
+		ObjectSize: m.v.ObjectSize(), StoreAvailable: m.store.metered.Health().Available,
+		Requests: m.store.limits.Status(), Point: m.v.pinned(),
 	}
 	if s.Unhealthy = unhealthy(&s.Status); s.Unhealthy == "" {
 		s.Unhealthy = s.Point.lapsed()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
 )
 
 // volumeStatus is what `cistern status` shows of a volume that no process of
@@ -155,6 +156,7 @@ func writeMountStatus(w io.Writer, s *mountStatus) {
 	row("cache", "%s of %s, %s pinned, %d hits, %d misses", size(s.Cache.Allocated), size(s.Cache.Limit), size(s.Cache.Pinned), s.Cache.Hits, s.Cache.Misses)
 	row("traffic", "%s written, %s uploaded, %s fetched", size(s.Written), size(s.Uploaded), size(s.Fetched))
 	row("work", "%s, %s, %d collected, %s", count(s.Commits, "commit"), count(s.Folds, "fold"), s.Collected, count(s.Throttled, "wait"))
+	row("requests", "%s, %s", limitText(&s.Requests.Uploads, "upload"), limitText(&s.Requests.Downloads, "download"))
 	row("patches", "%d in %s", s.Patches, count(s.PatchedSlots, "slot"))
 	lease := fmt.Sprintf("epoch %d, renewed %.0f s ago", s.Epoch, s.LeaseRenewed)
 	switch {
@@ -178,6 +180,18 @@ func writeMountStatus(w io.Writer, s *mountStatus) {
 	if s.Damage > 0 {
 		row("damage", "seen %d times: `cistern check --data` names it", s.Damage)
 	}
+}
+
+// limitText is how a limit of parallel requests stands.
+func limitText(g *objstore.GateStatus, noun string) string {
+	s := fmt.Sprintf("%d of %s", g.Busy, count(g.Limit, noun))
+	if g.Waiting > 0 {
+		s += fmt.Sprintf(", %d waiting", g.Waiting)
+	}
+	if g.Limit < g.Most {
+		s += fmt.Sprintf(" (%d when the store does not ask for fewer)", g.Most)
+	}
+	return s
 }
 
 func healthText(s *mountStatus) string {

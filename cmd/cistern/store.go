@@ -111,20 +111,12 @@ func refuseForeignKeys(ctx context.Context, s objstore.Store, u objstore.URL) er
 	}
 }
 
-// requestOptions bound the requests of a store.
-type requestOptions struct {
-	uploads, downloads int // at a time
-	bandwidth          objstore.BandwidthOptions
-}
-
-// usualRequests is what commands take, and mounts that were not told otherwise.
-func usualRequests() requestOptions { return requestOptions{uploads: 16, downloads: 32} }
-
 // store is a volume's prefix with its decorators.
 type store struct {
 	objstore.Store
 	metered  *objstore.Metered
 	limits   *objstore.Limits
+	requests requestOptions
 	warnings func(ctx context.Context) ([]string, error) // of the bucket's settings
 	clear    func(ctx context.Context) error             // of what an empty bucket has beside keys
 }
@@ -137,7 +129,11 @@ func (s *store) bare() objstore.Store { return s.metered }
 // bucket where formatting does that. reg counts its requests; nil: nothing shows
 // them.
 func (a *app) openStore(ctx context.Context, u objstore.URL, create bool, reg prometheus.Registerer) (*store, error) {
-	return a.openStoreWith(ctx, u, create, reg, usualRequests())
+	o, err := a.requests()
+	if err != nil {
+		return nil, err
+	}
+	return a.openStoreWith(ctx, u, create, reg, o)
 }
 
 // openStoreWith is openStore with its own bounds of requests.
@@ -199,7 +195,7 @@ func decorate(s objstore.Store, u objstore.URL, reg prometheus.Registerer, o req
 	}
 	s = objstore.WithLimit(objstore.WithBandwidth(s, o.bandwidth), limits)
 	lanes := leaseLane{Store: s, direct: metered}
-	return &store{Store: objstore.WithRetry(lanes, objstore.RetryOptions{}), metered: metered, limits: limits}, nil
+	return &store{Store: objstore.WithRetry(lanes, objstore.RetryOptions{}), metered: metered, limits: limits, requests: o}, nil
 }
 
 // leaseLane lets the lease pass what waits for a free connection or for
