@@ -27,7 +27,12 @@ func newMemoryGroup(limit int64) (*memoryGroup, error) {
 			errs = append(errs, err)
 			continue
 		}
-		err = os.WriteFile(filepath.Join(dir, try.limit), []byte(strconv.FormatInt(limit, 10)), 0o644)
+		// Not O_CREATE: where the root is no hierarchy of groups the file is missing.
+		f, err := os.OpenFile(filepath.Join(dir, try.limit), os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.WriteString(strconv.FormatInt(limit, 10))
+			err = errors.Join(err, f.Close())
+		}
 		if err == nil {
 			return &memoryGroup{dir}, nil
 		}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/cisternfs/cistern/internal/harness"
@@ -46,20 +47,15 @@ func suiteMemory() Suite {
 	}
 }
 
-// makeLargeVolume makes the files.
+// makeLargeVolume makes the files, the small ones in several folders at a time.
 func makeLargeVolume(dir string) error {
-	page := make([]byte, 4<<10)
-	for i := range manyFiles {
-		folder := filepath.Join(dir, fmt.Sprintf("d%03d", i/perFolder))
-		if i%perFolder == 0 {
-			if err := os.Mkdir(folder, 0o755); err != nil {
-				return err
-			}
-		}
-		page[i%len(page)]++
-		if err := os.WriteFile(filepath.Join(folder, fmt.Sprintf("table%06d.ibd", i)), page, 0o644); err != nil {
-			return err
-		}
+	var g errgroup.Group
+	g.SetLimit(16)
+	for folder := range manyFiles / perFolder {
+		g.Go(func() error { return makeFolder(filepath.Join(dir, fmt.Sprintf("d%03d", folder)), folder*perFolder) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
 	}
 	first := filepath.Join(dir, wideFile(0))
 	if err := fillFile(first, wideBytes); err != nil {
@@ -67,6 +63,20 @@ func makeLargeVolume(dir string) error {
 	}
 	for i := 1; i < wideFiles; i++ {
 		if err := copyRange(first, filepath.Join(dir, wideFile(i)), wideBytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func makeFolder(folder string, first int) error {
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		return err
+	}
+	page := make([]byte, 4<<10)
+	for i := first; i < first+perFolder; i++ {
+		page[i%len(page)]++
+		if err := os.WriteFile(filepath.Join(folder, fmt.Sprintf("table%06d.ibd", i)), page, 0o644); err != nil {
 			return err
 		}
 	}
