@@ -94,7 +94,7 @@ func (v *Volume) leaveManifest(ctx context.Context) {
 
 // uncommitted says what could not be committed and why.
 func (v *Volume) uncommitted(err error) error {
-	if cause := v.stat.storeError(); cause != nil {
+	if cause, _ := v.stat.storeError(); cause != nil {
 		err = fmt.Errorf("%w: %w", ErrStore, cause)
 	}
 	return fmt.Errorf("%w: %d bytes: %w", ErrUncommitted, v.dirtyBytes(), err)

@@ -405,15 +405,15 @@ func (v *Volume) runCollect() {
 		if v.Stopped() != nil {
 			return
 		}
-		if _, err := v.Collect(v.ctx, false); err != nil && v.ctx.Err() == nil {
-			v.log.Warn("collection failed; trying again later", "error", err)
+		if _, err := v.Collect(v.ctx, false); v.ctx.Err() == nil {
+			v.outages.collect.note(v.log, workCollect, err)
 		}
 		if v.unclean {
 			// Once: what a writer that was cut off had uploaded and not committed.
-			if _, err := v.CollectOrphans(v.ctx, false); err == nil {
-				v.unclean = false
-			} else if v.ctx.Err() == nil {
-				v.log.Warn("scan for orphans failed; trying again later", "error", err)
+			_, err := v.CollectOrphans(v.ctx, false)
+			v.unclean = err != nil
+			if v.ctx.Err() == nil {
+				v.outages.orphans.note(v.log, workOrphans, err)
 			}
 		}
 	}

@@ -223,7 +223,9 @@ func (v *Volume) persist(ctx context.Context, key string, body []byte) error {
 		if err == nil {
 			v.stat.uploaded.Add(int64(len(body)))
 			v.stat.uploads.Add(1)
-			v.stat.storeWorks()
+			if lasted, tell := v.stat.up.worked(v.opt.Now()); tell {
+				v.log.Info("object store works again", "failed for", lasted.Round(time.Second))
+			}
 			return nil
 		}
 		if errors.Is(err, objstore.ErrConditionFailed) {
@@ -232,7 +234,7 @@ func (v *Volume) persist(ctx context.Context, key string, body []byte) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%w: write %s: %w", ErrStore, key, err)
 		}
-		if v.stat.storeFailed(err, v.opt.Now()) {
+		if v.stat.up.failed(err, v.opt.Now()) {
 			v.log.Warn("object store fails; going on locally", "key", key, "error", err)
 		}
 		if serr := v.sleep(ctx, pause); serr != nil {
@@ -515,8 +517,11 @@ func (v *Volume) runCommits() {
 		if v.Stopped() != nil {
 			return
 		}
-		if _, err := v.Commit(v.ctx); err != nil && v.ctx.Err() == nil {
-			v.log.Warn("commit failed; trying again", "error", err)
+		_, err := v.Commit(v.ctx)
+		if v.ctx.Err() == nil {
+			v.outages.commit.note(v.log, workCommit, err, "volume", v.opt.URL)
+		}
+		if err != nil && v.ctx.Err() == nil {
 			if v.sleep(v.ctx, persistFirstPause) != nil {
 				return
 			}
@@ -532,8 +537,8 @@ func (v *Volume) runSync() {
 	for {
 		select {
 		case <-v.commit.syncSoon:
-			if err := v.syncJournal(v.ctx, v.journal.End()); err != nil && v.ctx.Err() == nil {
-				v.log.Warn("sync of the journal failed", "error", err)
+			if err := v.syncJournal(v.ctx, v.journal.End()); v.ctx.Err() == nil {
+				v.outages.journal.note(v.log, workJournal, err)
 			}
 		case <-v.quit:
 			return

@@ -160,12 +160,12 @@ func TestVolume_Fsync_LocalModeNeverTouchesTheStore(t *testing.T) {
 func TestVolume_Outage_UnderLoad(t *testing.T) {
 	for _, kind := range []faultstore.Outage{faultstore.Refusing, faultstore.Silent} {
 		t.Run(fmt.Sprintf("kind %d", kind), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { outage(t, kind) })
+			synctest.Test(t, func(t *testing.T) { throughOutage(t, kind) })
 		})
 	}
 }
 
-func outage(t *testing.T, kind faultstore.Outage) {
+func throughOutage(t *testing.T, kind faultstore.Outage) {
 	l := newLab(t, 1, 8192)
 	inner := faultstore.New(l.bucket, slow(20*time.Millisecond))
 	s := objstore.WithRetry(objstore.WithTimeout(inner, objstore.TimeoutOptions{}), objstore.RetryOptions{})

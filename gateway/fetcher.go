@@ -254,7 +254,7 @@ func (f *fetcher) readStore(ctx context.Context, ref metadata.Ref, off int64, p 
 	case err == nil:
 		f.stat.fetched.Add(int64(len(p)))
 		f.stat.fetches.Add(1)
-		f.stat.storeWorks()
+		f.stat.down.worked(f.now())
 		return nil
 	case ctx.Err() != nil:
 		return ErrInterrupted
@@ -262,6 +262,6 @@ func (f *fetcher) readStore(ctx context.Context, ref metadata.Ref, off int64, p 
 		f.stat.damage.Add(1)
 		return fmt.Errorf("%w: read %s: %w", ErrDamaged, ref.Key, err)
 	}
-	f.stat.storeFailed(err, f.now())
+	f.stat.down.failed(err, f.now())
 	return fmt.Errorf("%w: read %s: %w", ErrStore, ref.Key, err)
 }

@@ -534,9 +534,7 @@ func (v *Volume) runFolds() {
 	for {
 		if time.Since(looked) >= deadSegmentsEvery {
 			looked = time.Now()
-			if err := v.markDeadSegments(); err != nil {
-				v.log.Warn("mostly dead segments are not known", "error", err)
-			}
+			v.outages.deadSegments.note(v.log, workDeadSegments, v.markDeadSegments())
 		}
 		t := time.NewTimer(time.Second)
 		select {
@@ -549,8 +547,8 @@ func (v *Volume) runFolds() {
 			return
 		}
 		n, err := v.Fold(v.ctx, false)
-		if err != nil && v.ctx.Err() == nil {
-			v.log.Warn("folding failed; trying again", "error", err)
+		if v.ctx.Err() == nil {
+			v.outages.fold.note(v.log, workFold, err)
 		}
 		if n > 0 {
 			v.kickCommit()

@@ -235,7 +235,10 @@ func (v *Volume) leaseChanged(ctx context.Context) error {
 func (v *Volume) runLease() {
 	defer v.group.Done()
 	every := v.opt.LeaseDuration / 3
-	failing := false
+	then := "going on locally"
+	if v.opt.StopOnLeaseLost {
+		then = "writers wait from when it runs out"
+	}
 	for {
 		t := time.NewTimer(every)
 		select {
@@ -252,20 +255,10 @@ func (v *Volume) runLease() {
 		ctx, cancel := context.WithTimeout(v.ctx, every)
 		err := v.RenewLease(ctx)
 		cancel()
-		switch {
-		case errors.Is(err, ErrFenced):
+		if errors.Is(err, ErrFenced) {
 			return
-		case err != nil && !failing:
-			failing = true
-			then := "going on locally"
-			if v.opt.StopOnLeaseLost {
-				then = "writers wait from when it runs out"
-			}
-			v.log.Warn("lease can't be renewed", "volume", v.opt.URL, "then", then, "duration", v.opt.LeaseDuration, "error", err)
-		case err == nil && failing:
-			failing = false
-			v.log.Info("lease renewed again", "volume", v.opt.URL)
 		}
+		v.outages.lease.note(v.log, workLease, err, "volume", v.opt.URL, "then", then, "duration", v.opt.LeaseDuration)
 	}
 }
 

@@ -162,12 +162,12 @@ func (v *Volume) runManifests() {
 			return
 		}
 		if v.ManifestDue() {
-			if err := v.writeManifest(v.ctx, true); err != nil {
-				if v.ctx.Err() != nil {
-					return
-				}
-				v.log.Warn("manifest not written; trying again after the next commit", "error", err)
-			} else {
+			err := v.writeManifest(v.ctx, true)
+			if v.ctx.Err() != nil {
+				return
+			}
+			v.outages.manifest.note(v.log, workManifest, err)
+			if err == nil {
 				v.kickCommit()
 			}
 		}

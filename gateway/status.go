@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,34 +18,16 @@ type counters struct {
 	throttled, cacheErrors     atomic.Int64
 	damage                     atomic.Int64
 
-	mu        sync.Mutex // guards the fields below
-	storeErr  error      // of the last failed request; nil since one succeeded
-	storeDown time.Time  // since when
+	up, down outage // of requests that store, and of those that read
 }
 
-// storeFailed notes a failed request and says whether it is the first in a row.
-func (c *counters) storeFailed(err error, now time.Time) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	first := c.storeErr == nil
-	if first {
-		c.storeDown = now
+// storeError is the failure of the last request that stored, or of the last that
+// read, and since when they fail; nil when both succeeded.
+func (c *counters) storeError() (error, time.Time) {
+	if err, since := c.up.last(); err != nil {
+		return err, since
 	}
-	c.storeErr = err
-	return first
-}
-
-func (c *counters) storeWorks() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.storeErr = nil
-}
-
-// storeError is the failure of the last request, or nil when it succeeded.
-func (c *counters) storeError() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.storeErr
+	return c.down.last()
 }
 
 // progress changes whenever something reaches the bucket.
@@ -93,6 +74,7 @@ type Status struct {
 	WritersHeld  string        `json:"writers_held,omitempty"`       // why writers wait whatever the limits, when they do
 	LeaseError   string        `json:"lease_error,omitempty"`
 	CommitError  string        `json:"commit_error,omitempty"`
+	Failing      []Failing     `json:"failing,omitempty"` // background work that does not get on
 	Damaged      bool          `json:"damaged,omitempty"` // damage on the local disk keeps commits from getting on
 	PatchedSlots int           `json:"patched_slots"`
 	Patches      int           `json:"patches"`
@@ -150,12 +132,10 @@ func (v *Volume) statusParts(s *Status, j journal.Stats, c cache.Stats) {
 	s.Uploads, s.Fetches, s.Commits = n.uploads.Load(), n.fetches.Load(), n.commits.Load()
 	s.Folds, s.Collected, s.Throttled = n.folds.Load(), n.collected.Load(), n.throttled.Load()
 	s.Damage, s.CacheErrors = n.damage.Load(), n.cacheErrors.Load()
-	n.mu.Lock()
-	if n.storeErr != nil {
-		since := n.storeDown
-		s.StoreError, s.StoreSince = n.storeErr.Error(), &since
+	if err, since := n.storeError(); err != nil {
+		s.StoreError, s.StoreSince = err.Error(), &since
 	}
-	n.mu.Unlock()
+	s.Failing = v.outages.failing()
 	v.lease.mu.Lock()
 	s.Epoch = v.lease.doc.Epoch
 	s.LeaseRenewed, s.LeaseError = time.Since(v.lease.renewed).Seconds(), text(v.lease.err)

@@ -154,12 +154,9 @@ func (v *View) Status() Status {
 		Inodes: h.Totals.Inodes, UsedBytes: h.Totals.UsedBytes, QuotaBytes: h.Settings.QuotaBytes,
 		Fetched: v.stats.fetched.Load(), Fetches: v.stats.fetches.Load(), Damage: v.stats.damage.Load(), CacheErrors: v.stats.cacheErrors.Load(),
 	}
-	v.stats.mu.Lock()
-	if v.stats.storeErr != nil {
-		since := v.stats.storeDown
-		s.StoreError, s.StoreSince = v.stats.storeErr.Error(), &since
+	if err, since := v.stats.storeError(); err != nil {
+		s.StoreError, s.StoreSince = err.Error(), &since
 	}
-	v.stats.mu.Unlock()
 	if v.local != nil {
 		c := v.local.cache.Stats()
 		s.Cache = CacheStatus{Limit: c.Limit, Allocated: c.Allocated, Pinned: c.Pinned, Hits: c.Hits, Misses: c.Misses, Evictions: c.Evictions, Error: text(c.LastError)}

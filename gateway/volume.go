@@ -67,6 +67,7 @@ type Volume struct {
 	commit  commitState
 	reaping reapQueue
 	folds   foldState
+	outages outages
 
 	group  sync.WaitGroup
 	ctx    context.Context // ends when Close gives up waiting

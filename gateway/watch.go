@@ -46,6 +46,7 @@ func (v *Volume) runWatch() {
 			continue
 		}
 		warned = time.Now()
-		v.log.Warn(what, "volume", v.opt.URL, "uncommitted", v.dirtyBytes(), "store", text(v.stat.storeError()))
+		cause, _ := v.stat.storeError()
+		v.log.Warn(what, "volume", v.opt.URL, "uncommitted", v.dirtyBytes(), "store", text(cause))
 	}
 }
