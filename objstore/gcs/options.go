@@ -26,7 +26,8 @@ const (
 
 	dialTimeout = 10 * time.Second
 	idleTimeout = 90 * time.Second
-	idleConns   = 64 // kept open; more than the limits on parallel requests
+	idleConns   = 64       // kept open; more than the limits on parallel requests
+	connBuffer  = 64 << 10 // bytes, each way: a body's pieces go out in one write with their heads
 	maxKeyFile  = 1 << 20
 )
 
@@ -148,6 +149,8 @@ func transport() *http.Transport {
 		TLSHandshakeTimeout: dialTimeout,
 		MaxIdleConnsPerHost: idleConns,
 		IdleConnTimeout:     idleTimeout,
+		WriteBufferSize:     connBuffer,
+		ReadBufferSize:      connBuffer,
 		Protocols:           new(http.Protocols),
 	}
 	t.Protocols.SetHTTP1(true)
