@@ -177,6 +177,9 @@ func writeMountStatus(w io.Writer, s *mountStatus) {
 			row(e[0], "%s", strings.ReplaceAll(e[1], "\n", "; "))
 		}
 	}
+	for _, f := range s.Failing {
+		row("failing", "%s, since %s: %s", f.Work, f.Since.Format(time.RFC3339), strings.ReplaceAll(f.Error, "\n", "; "))
+	}
 	if s.Damage > 0 {
 		row("damage", "seen %d times: `cistern check --data` names it", s.Damage)
 	}
