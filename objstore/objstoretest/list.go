@@ -15,11 +15,12 @@ func (t *suite) paging() {
 			all = append(all, fmt.Sprintf(form, i))
 		}
 	}
+	all = t.limits.keep(all)
 	for _, key := range all {
 		t.mustPut(key, key)
 	}
 	slices.Sort(all)
-	for _, limit := range []int{1, 7, 239, 240, 241, 1000, 0, 5000} {
+	for _, limit := range []int{1, 7, len(all) - 1, len(all), len(all) + 1, 1000, 0, 5000} {
 		var got []string
 		for pages := 0; pages <= len(all); pages++ {
 			last := ""
@@ -43,13 +44,20 @@ func (t *suite) paging() {
 	if err := objstore.ListAll(t.Context(), t.s, "", "d30", func(objstore.Info) error { n++; return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if i, _ := slices.BinarySearch(all, "d30"); n != len(all)-i-1 {
-		t.Fatalf("ListAll after d30: %d keys, want %d", n, len(all)-i-1)
+	want := 0
+	for _, key := range all {
+		if key > "d30" {
+			want++
+		}
+	}
+	if n != want {
+		t.Fatalf("ListAll after d30: %d keys, want %d", n, want)
 	}
 }
 
 func (t *suite) prefixes() {
 	all := []string{"a", "a/", "a//", "a/1", "a/2", "a0", "b/c/d/1", "b/c/d/2", "b/c/e", "b/c.", "b/c.d/x", "b/c", "b/d", "c~d/e~f", "c~d/g"}
+	all = t.limits.keep(all)
 	for _, key := range all {
 		t.mustPut(key, key)
 	}
