@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -10,7 +11,9 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/johannesboyne/gofakes3"
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
@@ -24,6 +27,8 @@ import (
 type s3Server struct {
 	backend *s3mem.Backend
 	url     string
+
+	expired atomic.Bool // no keys are good
 
 	mu    sync.Mutex
 	heads []http.Header // of all PUTs
@@ -41,6 +46,11 @@ func newS3Server(t *testing.T) *s3Server {
 			s.mu.Lock()
 			s.heads = append(s.heads, r.Header.Clone())
 			s.mu.Unlock()
+		}
+		if s.expired.Load() {
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprint(w, `<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>`)
+			return
 		}
 		fake.ServeHTTP(w, r)
 	}))
@@ -175,6 +185,50 @@ func TestS3_BucketWithVersions_IsWarnedOf(t *testing.T) {
 	p.mustBinary("mount", u, mnt, "--state", p.path("state"))
 	if log := readFile(t, p.path("state", logName)); !strings.Contains(log, want) {
 		t.Errorf("the mount's log says nothing of it: %s", log)
+	}
+	p.endMount(mnt)
+}
+
+func TestS3_CredentialsExpire_MountGoesOnAndDrains(t *testing.T) {
+	testenv.NeedFUSE(t)
+	p := newPlace(t)
+	srv := newS3Server(t)
+	p.env["CISTERN_CONFIG"] = srv.config(p)
+	const u = "s3://bucket/v"
+	mnt := p.path("mnt")
+	if err := os.Mkdir(mnt, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.must("format", u)
+	p.mustBinary("mount", u, mnt, "--state", p.path("state"), "--commit-interval", "50ms")
+	srv.expired.Store(true)
+	f, err := os.Create(filepath.Join(mnt, "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := random(300 << 10)
+	if _, err := f.Write(body); err != nil {
+		t.Error(err)
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		t.Errorf("fsync with expired credentials: %v", err)
+	}
+	told := false
+	for try := 0; !told && try < 1000; try++ {
+		s := decode[mountStatus](t, p.must("status", "--json", mnt))
+		if !s.Healthy {
+			t.Errorf("the mount takes no writes: %s", s.Unhealthy)
+		}
+		told = strings.Contains(s.StoreError, "have expired")
+		time.Sleep(20 * time.Millisecond)
+	}
+	if !told {
+		t.Error("status does not say that the credentials have expired")
+	}
+	srv.expired.Store(false)
+	p.must("sync", mnt)
+	if got := p.must("cat", u+"@-0s", "file"); got != string(body) {
+		t.Error("the bucket has other bytes than were written")
 	}
 	p.endMount(mnt)
 }
