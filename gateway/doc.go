@@ -34,6 +34,16 @@
 // commits (recover.go), and replays the journal's records after it into the
 // active layer (redo.go): the same apply methods as live.
 //
+// # One writer
+//
+// lease.go takes and renews the lease, handover.go gives it away; gate.go is
+// what every operation passes, so that writers can be held. A fenced writer's
+// journal is set aside (aside.go) with the commit that it builds on:
+//
+//	aside.json   {format, volume, url, object size, journal, reason, base, base lsn, crc32c}
+//
+// and read by a Salvage (salvage.go), which changes nothing.
+//
 // # Views and pins
 //
 // A View (view.go) is one commit, read from the bucket alone, with a cache of
@@ -48,6 +58,7 @@
 //
 // # Locks, in the order in which they are taken
 //
+//	gate       an operation is inside while it may journal something
 //	node.lock  range lock of one inode's bytes; never held over the network
 //	Volume.mu  the layers and everything in them; held for one append to the
 //	           journal at most, never over the network
