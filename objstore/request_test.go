@@ -171,9 +171,8 @@ func TestWithHedge_Get_Budget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHedgeCase(t, objstore.HedgeOptions{})
 		const reads = 400
-		n := 0
-		h.faults.SetHook(func(faultstore.Op, string, int) faultstore.Fault {
-			n++ // slower and slower, so that no percentile catches up
+		h.faults.SetHook(func(_ faultstore.Op, _ string, n int) faultstore.Fault {
+			// Slower and slower, so that no percentile catches up.
 			return faultstore.Fault{Delay: 100*time.Millisecond + time.Duration(n)*10*time.Millisecond}
 		})
 		for range reads {
