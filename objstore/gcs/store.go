@@ -129,6 +129,9 @@ func upload(ctx context.Context, object *storage.ObjectHandle, body io.Reader, s
 	}
 	if source.err != nil {
 		cancel()
+		// Close alone might end the request in good order before the
+		// cancelled context has cut it off.
+		_ = w.CloseWithError(source.err)
 	}
 	err := w.Close()
 	if source.err != nil {
