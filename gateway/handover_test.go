@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -101,7 +102,7 @@ func TestVolume_Handover_FailsAtEveryRequest(t *testing.T) {
 	for _, kind := range []faultstore.Kind{faultstore.Before, faultstore.Lost} {
 		failed := 0
 		for n := 0; ; n++ {
-			met := false
+			var met atomic.Bool
 			synctest.Test(t, func(t *testing.T) {
 				a := newLab(t, 1, 8192)
 				s := faultstore.New(a.bucket, nil)
@@ -111,10 +112,10 @@ func TestVolume_Handover_FailsAtEveryRequest(t *testing.T) {
 				}
 				f := files{}
 				f.put(t, va, "a", a.noise(30000), 0)
-				count := 0
+				var count atomic.Int64
 				s.SetHook(func(op faultstore.Op, key string, _ int) faultstore.Fault {
-					if count++; count > n { // the store is away from the n-th request on
-						met = true
+					if count.Add(1) > int64(n) { // the store is away from the n-th request on
+						met.Store(true)
 						return faultstore.Fault{Kind: kind}
 					}
 					return faultstore.Fault{}
@@ -122,7 +123,7 @@ func TestVolume_Handover_FailsAtEveryRequest(t *testing.T) {
 				_, err = va.Handover(bg)
 				s.SetHook(nil)
 				if err == nil {
-					if met && kind == faultstore.Before {
+					if met.Load() && kind == faultstore.Before {
 						t.Error("it succeeded without the store")
 					}
 				} else {
@@ -150,7 +151,7 @@ func TestVolume_Handover_FailsAtEveryRequest(t *testing.T) {
 			if t.Failed() {
 				t.Fatalf("kind %v, request %d", kind, n)
 			}
-			if !met {
+			if !met.Load() {
 				break
 			}
 		}
