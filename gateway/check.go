@@ -84,7 +84,7 @@ func (v *Volume) Check(ctx context.Context, o CheckOptions) (CheckReport, error)
 
 // Check is Volume.Check for the view's commit.
 func (v *View) Check(ctx context.Context, o CheckOptions) (CheckReport, error) {
-	c := v.newCheck(v.index, v.doc.ObjectSize, o)
+	c := v.newCheck(v.Index(), v.doc.ObjectSize, o)
 	if err := c.index(); err != nil {
 		return c.r, err
 	}

@@ -21,6 +21,9 @@ type fetcher struct {
 	loads *budget       // bounds bytes of buffers
 	stat  *counters
 	now   func() time.Time
+	// follows: what is missing may have been collected since its commit, so that
+	// only who has looked for a later one knows whether it is damage.
+	follows bool
 }
 
 // fetchBytes bounds the buffers of parallel fetches.
@@ -259,7 +262,9 @@ func (f *fetcher) readStore(ctx context.Context, ref metadata.Ref, off int64, p 
 	case ctx.Err() != nil:
 		return ErrInterrupted
 	case errors.Is(err, objstore.ErrDamaged), errors.Is(err, objstore.ErrNotExist):
-		f.stat.damage.Add(1)
+		if !f.follows || !errors.Is(err, objstore.ErrNotExist) {
+			f.stat.damage.Add(1)
+		}
 		return fmt.Errorf("%w: read %s: %w", ErrDamaged, ref.Key, err)
 	}
 	f.stat.down.failed(err, f.now())

@@ -665,8 +665,9 @@ func (r *run) restart() {
 	r.remount("clean restart", lsn)
 }
 
-// randomRun is one run of the random test from a seed.
-func randomRun(t *testing.T, seed int64, steps int, faults bool) {
+// randomRun is one run of the random test from a seed. each is called after
+// every step that left the volume mounted.
+func randomRun(t *testing.T, seed int64, steps int, faults bool, each ...func(r *run)) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(uint64(seed), 1))
 		sizes := []int64{4096, 8192, 12288, 131072, 262144}
@@ -727,6 +728,9 @@ func randomRun(t *testing.T, seed int64, steps int, faults bool) {
 				killed = false
 			} else if err != nil && !r.allowed(err) {
 				r.fatalf("%v", err)
+			}
+			for _, fn := range each {
+				fn(r)
 			}
 		}
 		r.restart()

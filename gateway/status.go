@@ -78,6 +78,8 @@ type Status struct {
 	Damaged      bool          `json:"damaged,omitempty"` // damage on the local disk keeps commits from getting on
 	PatchedSlots int           `json:"patched_slots"`
 	Patches      int           `json:"patches"`
+
+	Follow *FollowStatus `json:"follow,omitempty"` // of a mount that follows its writer
 }
 
 // JournalStatus is the journal's part of Status.

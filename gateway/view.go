@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cisternfs/cistern/internal/vfs"
@@ -19,10 +21,16 @@ type View struct {
 	*fetcher
 	url   string
 	doc   metadata.VolumeDoc
-	index *metadata.Index
-	kv    metadata.KV
+	index atomic.Pointer[metadata.Index]
 	stats counters
 	local *viewCache // nil: none
+	moves *mover     // nil: it stays with its commit
+
+	// A Follower moves its view on: exclusive for that, shared while something
+	// is put together that must be of one commit. Never held over the network.
+	moving sync.RWMutex
+	kv     metadata.KV
+	broken error // why the index is between two commits; nil: it is not
 }
 
 // ViewOptions tell OpenView what to read.
@@ -65,9 +73,11 @@ func OpenView(ctx context.Context, o ViewOptions) (*View, error) {
 	}
 	v := &View{url: o.URL, doc: *doc, kv: o.KV}
 	v.fetcher = newFetcher(o.Store, doc.ID, o.Fetches, &v.stats, time.Now)
-	if v.index, _, err = loadIndex(ctx, o.Store, o.KV, doc.ObjectSize, head); err != nil {
+	ix, _, err := loadIndex(ctx, o.Store, o.KV, doc.ObjectSize, head)
+	if err != nil {
 		return nil, err
 	}
+	v.index.Store(ix)
 	if o.CacheDir != "" {
 		if v.local, err = openViewCache(v, o); err != nil {
 			return nil, err
@@ -143,12 +153,12 @@ func (v *View) Close() error {
 }
 
 // Head is the commit that is shown.
-func (v *View) Head() metadata.Head { return v.index.Head() }
+func (v *View) Head() metadata.Head { return v.Index().Head() }
 
 // Status is a picture of the view: what a volume that is written to has besides
 // stays zero. It never waits for the store or the disk.
 func (v *View) Status() Status {
-	h := v.index.Head()
+	h := v.Index().Head()
 	s := Status{
 		Volume: v.doc.ID, URL: v.url, Epoch: h.Epoch, Commit: h.CommitID, CommitTime: time.Unix(0, h.Time).UTC(),
 		Inodes: h.Totals.Inodes, UsedBytes: h.Totals.UsedBytes, QuotaBytes: h.Settings.QuotaBytes,
@@ -168,11 +178,14 @@ func (v *View) Status() Status {
 func (v *View) Doc() metadata.VolumeDoc { return v.doc }
 
 // Index is the state's index, for reports.
-func (v *View) Index() *metadata.Index { return v.index }
+func (v *View) Index() *metadata.Index { return v.index.Load() }
 
 // Inode returns a node's attributes.
 func (v *View) Inode(ino InodeID) (*Inode, error) {
-	n, err := v.index.Inode(ino)
+	if v.broken != nil {
+		return nil, v.broken
+	}
+	n, err := v.Index().Inode(ino)
 	if errors.Is(err, metadata.ErrNotExist) {
 		return nil, ErrNotExist
 	}
@@ -192,7 +205,7 @@ func (v *View) Lookup(path string) (*Inode, error) {
 		if n.Mode&modeType != modeDir {
 			return nil, ErrNotDir
 		}
-		d, err := v.index.Lookup(n.ID, name)
+		d, err := v.Index().Lookup(n.ID, name)
 		if errors.Is(err, metadata.ErrNotExist) {
 			return nil, ErrNotExist
 		}
@@ -208,7 +221,7 @@ func (v *View) Lookup(path string) (*Inode, error) {
 
 // Names calls fn for a directory's names until it returns false.
 func (v *View) Names(ino InodeID, fn func(metadata.Dentry) bool) error {
-	return v.index.Names(ino, 0, fn)
+	return v.Index().Names(ino, 0, fn)
 }
 
 // Read fills p with a file's bytes from off on, as Handle.Read does.
@@ -221,7 +234,7 @@ func (v *View) Read(ctx context.Context, n *Inode, p []byte, off int64) (int, er
 	}
 	p = p[:min(int64(len(p)), n.Size-off)]
 	if v.local != nil {
-		return len(p), v.local.read(ctx, n, p, off)
+		return v.local.read(ctx, n.ID, n, p, off)
 	}
 	return len(p), v.readRange(ctx, n, p, off)
 }
@@ -247,7 +260,7 @@ func (v *View) eachSlot(n *Inode, off, end int64, fn func(no uint32, s *metadata
 	for off < end {
 		no := off / v.doc.ObjectSize
 		to := min(end, (no+1)*v.doc.ObjectSize)
-		s, err := v.index.Slot(n.ID, uint32(no))
+		s, err := v.Index().Slot(n.ID, uint32(no))
 		if err != nil {
 			return fmt.Errorf("slot %d of inode %d: %w", no, n.ID, err)
 		}

@@ -11,7 +11,7 @@ import (
 // ViewFile is an open regular file of a view. Safe for concurrent use.
 type ViewFile struct {
 	v      *View
-	n      *Inode
+	n      *Inode // as it was when it was opened
 	ahead  lookahead
 	closed atomic.Bool
 }
@@ -44,14 +44,36 @@ func (f *ViewFile) Inode() *Inode { return f.n }
 // Read fills p with the file's bytes from off on and returns how many there
 // are, which is fewer than len(p) only at the end of the file. Errors:
 // ErrDamaged with the object that is damaged, ErrStore, ErrInterrupted.
+//
+// Of a followed volume they are those of one commit, the last that was moved
+// to; ErrStale when the file is no more.
 func (f *ViewFile) Read(ctx context.Context, p []byte, off int64) (int, error) {
-	n, err := f.v.Read(ctx, f.n, p, off)
+	n, err := f.read(ctx, p, off)
 	if n > 0 && f.v.local != nil {
 		if from, to := f.ahead.next(off, int64(n)); from < to {
-			f.v.local.readAhead(f.n.ID, from, min(to, f.n.Size))
+			f.v.local.readAhead(f.n.ID, from, to)
 		}
 	}
 	return n, err
+}
+
+func (f *ViewFile) read(ctx context.Context, p []byte, off int64) (int, error) {
+	if f.v.moves == nil {
+		return f.v.Read(ctx, f.n, p, off)
+	}
+	if off < 0 {
+		return 0, ErrInvalid
+	}
+	return f.v.moves.read(ctx, f.v, f.n.ID, p, off)
+}
+
+// node returns the file's attributes as they are now.
+func (f *ViewFile) node() (*Inode, error) {
+	if f.v.moves == nil {
+		return f.n, nil
+	}
+	n, err := f.v.Inode(f.n.ID)
+	return n, gone(f.n.ID, err)
 }
 
 // Seek finds the next byte of data, or the next hole, at or after off, as
@@ -60,19 +82,23 @@ func (f *ViewFile) Seek(ctx context.Context, off int64, whence int) (int64, erro
 	if whence != SeekData && whence != SeekHole {
 		return 0, ErrInvalid
 	}
-	if off < 0 || off >= f.n.Size {
+	n, err := f.node()
+	if err != nil {
+		return 0, err
+	}
+	if off < 0 || off >= n.Size {
 		return 0, ErrNoData
 	}
 	if whence == SeekHole {
-		return f.seekHole(ctx, off)
+		return f.seekHole(ctx, n, off)
 	}
-	return f.seekData(off)
+	return f.seekData(n, off)
 }
 
 // seekHole goes from slot to slot while they follow each other without a hole.
-func (f *ViewFile) seekHole(ctx context.Context, off int64) (int64, error) {
+func (f *ViewFile) seekHole(ctx context.Context, n *Inode, off int64) (int64, error) {
 	at := int64(-1)
-	err := f.v.eachSlot(f.n, off, f.n.Size, func(no uint32, s *metadata.Slot, from, to int64) error {
+	err := f.v.eachSlot(n, off, n.Size, func(no uint32, s *metadata.Slot, from, to int64) error {
 		if ctx.Err() != nil {
 			return ErrInterrupted
 		}
@@ -91,16 +117,16 @@ func (f *ViewFile) seekHole(ctx context.Context, off int64) (int64, error) {
 	case err != nil:
 		return 0, err
 	}
-	return f.n.Size, nil
+	return n.Size, nil
 }
 
 // seekData looks at the slots that there are: a hole may be any size.
-func (f *ViewFile) seekData(off int64) (int64, error) {
+func (f *ViewFile) seekData(n *Inode, off int64) (int64, error) {
 	size := f.v.doc.ObjectSize
 	at := int64(-1)
-	err := f.v.index.Slots(f.n.ID, uint32(off/size), func(no uint32, s *metadata.Slot) bool {
+	err := f.v.Index().Slots(n.ID, uint32(off/size), func(no uint32, s *metadata.Slot) bool {
 		start := int64(no) * size
-		from, to := max(off, start), min(f.n.Size, start+size)
+		from, to := max(off, start), min(n.Size, start+size)
 		if from >= to {
 			return false // only staged bytes lie beyond the end
 		}
@@ -114,7 +140,7 @@ func (f *ViewFile) seekData(off int64) (int64, error) {
 	})
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("slots of inode %d: %w", f.n.ID, err)
+		return 0, fmt.Errorf("slots of inode %d: %w", n.ID, err)
 	case at < 0:
 		return 0, ErrNoData
 	}
