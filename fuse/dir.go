@@ -18,8 +18,12 @@ const (
 
 // OpenDir tells the kernel to do without: reading a directory needs no state,
 // the cookie says where to go on. The kernel then also caches the listing
-// until the directory changes.
+// until the directory changes. Where the volume changes by itself it must not:
+// a listing that is on its way when the directory changes would stay.
 func (fs *fileSystem) OpenDir(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if fs.moves {
+		return fuse.OK
+	}
 	if fs.noOpenDir {
 		return fuse.ENOSYS
 	}
@@ -30,11 +34,11 @@ func (fs *fileSystem) OpenDir(_ <-chan struct{}, _ *fuse.OpenIn, out *fuse.OpenO
 func (fs *fileSystem) ReleaseDir(*fuse.ReleaseIn) {}
 
 // dots returns those of "." and ".." that come after cookie offset.
-func (fs *fileSystem) dots(ctx context.Context, ino, offset uint64) ([]fuse.DirEntry, error) {
+func dots(ctx context.Context, v engine, ino, offset uint64) ([]fuse.DirEntry, error) {
 	if offset >= cookieDotDot {
 		return nil, nil
 	}
-	dir, err := fs.v.GetAttr(ctx, gateway.InodeID(ino))
+	dir, err := v.GetAttr(ctx, gateway.InodeID(ino))
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +55,9 @@ func (fs *fileSystem) dots(ctx context.Context, ino, offset uint64) ([]fuse.DirE
 
 func (fs *fileSystem) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	ctx := request(cancel)
-	dots, err := fs.dots(ctx, in.NodeId, in.Offset)
+	v, release := fs.v.steady()
+	defer release()
+	dots, err := dots(ctx, v, in.NodeId, in.Offset)
 	if err != nil {
 		return fs.nodeStatus("readdir", in.NodeId, err)
 	}
@@ -61,7 +67,7 @@ func (fs *fileSystem) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse
 		}
 	}
 	added := len(dots)
-	err = fs.v.ReadDir(ctx, gateway.InodeID(in.NodeId), max(in.Offset, cookieDotDot), func(d metadata.Dentry) bool {
+	err = v.ReadDir(ctx, gateway.InodeID(in.NodeId), max(in.Offset, cookieDotDot), func(d metadata.Dentry) bool {
 		if !out.AddDirEntry(direntOf(d)) {
 			return false
 		}
@@ -87,7 +93,9 @@ func plusSize(name string) int { return plusEntrySize + (len(name)+7)&^7 }
 // looking one up inside the volume's listing could wait for itself.
 func (fs *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	ctx := request(cancel)
-	dots, err := fs.dots(ctx, in.NodeId, in.Offset)
+	v, release := fs.v.steady()
+	defer release()
+	dots, err := dots(ctx, v, in.NodeId, in.Offset)
 	if err != nil {
 		return fs.nodeStatus("readdirplus", in.NodeId, err)
 	}
@@ -103,7 +111,7 @@ func (fs *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *
 	after := max(in.Offset, cookieDotDot)
 	for {
 		left := room
-		err = fs.v.ReadDir(ctx, dir, after, func(d metadata.Dentry) bool {
+		err = v.ReadDir(ctx, dir, after, func(d metadata.Dentry) bool {
 			if left -= plusSize(d.Name); left < 0 {
 				return false
 			}
@@ -116,7 +124,7 @@ func (fs *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *
 			}
 			return fs.nodeStatus("readdirplus", in.NodeId, err)
 		}
-		listed, lookupErr := fs.addLookups(ctx, dir, names, out)
+		listed, lookupErr := fs.addLookups(ctx, v, dir, names, out)
 		if listed > 0 || len(dots) > 0 || len(names) == 0 {
 			return fuse.OK
 		}
@@ -131,10 +139,10 @@ func (fs *fileSystem) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *
 
 // addLookups adds names with their attributes, leaving out those that are no
 // longer there, and returns how many it added before an error.
-func (fs *fileSystem) addLookups(ctx context.Context, dir gateway.InodeID, names []metadata.Dentry, out *fuse.DirEntryList) (int, error) {
+func (fs *fileSystem) addLookups(ctx context.Context, v engine, dir gateway.InodeID, names []metadata.Dentry, out *fuse.DirEntryList) (int, error) {
 	added := 0
 	for _, d := range names {
-		n, err := fs.v.Lookup(ctx, dir, d.Name)
+		n, err := v.Lookup(ctx, dir, d.Name)
 		if errors.Is(err, gateway.ErrNotExist) {
 			continue
 		}
@@ -145,7 +153,7 @@ func (fs *fileSystem) addLookups(ctx context.Context, dir gateway.InodeID, names
 			Name: d.Name, Ino: uint64(n.ID), Mode: n.Mode, Off: d.Cookie,
 		})
 		if entry == nil {
-			fs.v.Forget(n.ID, 1)
+			v.Forget(n.ID, 1)
 			return added, nil
 		}
 		fs.fillEntry(entry, n)

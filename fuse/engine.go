@@ -17,6 +17,9 @@ type engine interface {
 	Fsync(ctx context.Context, ino gateway.InodeID) error
 	Statfs() gateway.Statfs
 	ReadOnly() bool
+	// steady is what a request that makes several calls is answered from: one
+	// state. release is called when it is answered.
+	steady() (e engine, release func())
 }
 
 type names interface {
@@ -51,6 +54,8 @@ type file interface {
 
 // live is a writable volume.
 type live struct{ *gateway.Volume }
+
+func (l live) steady() (engine, func()) { return l, func() {} }
 
 func (l live) Open(ctx context.Context, ino gateway.InodeID) (file, error) {
 	h, err := l.Volume.Open(ctx, ino)

@@ -24,6 +24,7 @@ type fileSystem struct {
 	handles    handleTable
 	pages      pageTable
 	backing    *backings // nil without passthrough
+	moves      bool      // the volume changes without the kernel
 
 	server    *fuse.Server // set by Init, before the first request
 	noOpenDir bool         // the kernel can do without OPENDIR
@@ -41,6 +42,7 @@ func newFileSystem(ctx context.Context, v engine, o *Options) *fileSystem {
 		log:           o.Logger,
 		complaints:    complaints{log: o.Logger},
 	}
+	_, fs.moves = v.(followed)
 	if o.Passthrough != nil {
 		fs.backing = newBackings(fs, o.Passthrough)
 	}

@@ -29,6 +29,7 @@ const (
 	serveHelped  = "CISTERN_TEST_HELPED"
 	serveBacking = "CISTERN_TEST_BACKING"
 	serveView    = "CISTERN_TEST_VIEW"
+	serveFollow  = "CISTERN_TEST_FOLLOW"
 )
 
 func TestMain(m *testing.M) {
@@ -51,6 +52,9 @@ func serveTest() error {
 	}
 	if os.Getenv(serveView) != "" {
 		return serveTestView(ctx, v, closeVolume)
+	}
+	if os.Getenv(serveFollow) != "" {
+		return serveTestFollower(ctx, v, closeVolume)
 	}
 	o := Options{Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
 	if err := o.Parse(os.Getenv(serveOptions)); err != nil {

@@ -25,3 +25,15 @@ func (t *pageTable) add(ino gateway.InodeID) {
 func (t *pageTable) has(ino gateway.InodeID) bool {
 	return t[ino%pageTableBits/64].Load()&(1<<(ino%64)) != 0
 }
+
+// each calls fn for every inode below limit for which has says yes.
+func (t *pageTable) each(limit gateway.InodeID, fn func(gateway.InodeID)) {
+	for i := range gateway.InodeID(pageTableBits) {
+		if !t.has(i) {
+			continue
+		}
+		for ino := i; ino < limit; ino += pageTableBits {
+			fn(ino)
+		}
+	}
+}

@@ -14,6 +14,7 @@ import (
 // so nothing needs to be retained either.
 type fixed struct{ view *gateway.View }
 
+func (f fixed) steady() (engine, func())       { return f, func() {} }
 func (f fixed) ReadOnly() bool                 { return true }
 func (f fixed) Forget(gateway.InodeID, uint64) {}
 
