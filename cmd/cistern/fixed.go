@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -13,8 +12,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/spf13/pflag"
 
 	"github.com/cisternfs/cistern/fuse"
 	"github.com/cisternfs/cistern/gateway"
@@ -33,33 +30,10 @@ const (
 	unpinWait   = 5 * time.Second // for the pin's end when the store is away
 )
 
-// refuseWriting fails for flags on the command line that only a mount that is
-// written to has. From the environment or a file they may come for others.
-func refuseWriting(f *pflag.FlagSet, point string) error {
-	for _, name := range []string{"durability", "commit-interval", "journal-size", "upload-limit", "limit-reached", "wait", "takeover", "accept-lost-journal", "on-lease-lost"} {
-		if f.Changed(name) {
-			return fmt.Errorf("--%s: a mount of the point %s is read-only and has no journal and no lease", name, point)
-		}
-	}
-	return nil
-}
-
-// pointState is the default state directory of a mount of a fixed point: each
-// mount point has its own, so that any number of them go side by side.
-func (a *app) pointState(t target, dir string) (string, error) {
-	base, err := a.stateBase()
-	if err != nil {
-		return "", err
-	}
-	return filepath.Join(base, "point-"+shortHash(t.url.String()+"@"+t.point+" "+dir)), nil
-}
-
 // preflightPoint finds what would make a mount of a point fail, and the commit.
 func (o *mountOptions) preflightPoint(ctx context.Context, s *store) error {
-	for _, name := range []string{"owner.json", "journal"} {
-		if _, err := os.Stat(filepath.Join(o.state, name)); !errors.Is(err, fs.ErrNotExist) {
-			return usage(fmt.Errorf("state directory %s is that of a mount that is written to: choose another with --state", o.state))
-		}
+	if err := foreignState(o.state); err != nil {
+		return err
 	}
 	url := o.t.url.String()
 	if _, err := gateway.ReadVolumeDoc(ctx, s, url); err != nil {
@@ -206,20 +180,21 @@ func (f *fixed) Close(ctx context.Context) error {
 	return errors.Join(append(errs, f.lock.Close())...)
 }
 
-// dropPointState removes what a mount of a point that was killed left.
+// dropPointState removes what a read-only mount that was killed left.
 func dropPointState(state string) error {
 	if state == "" || probeLock(state) != nil {
 		return nil // not known, or somebody's by now
 	}
-	dir := filepath.Join(state, fixedName)
-	if err := os.RemoveAll(dir); err != nil {
-		return fmt.Errorf("the mount is taken away, but what it kept stays: %w", localError(dir, err))
+	for _, dir := range []string{filepath.Join(state, fixedName), filepath.Join(state, followName, "cache")} {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("the mount is taken away, but what it kept stays: %w", localError(dir, err))
+		}
 	}
 	return nil
 }
 
-// pointMount returns where a point of a volume is mounted on this machine; empty
-// when none is.
+// pointMount returns where a volume is mounted read-only on this machine; empty
+// when it is nowhere.
 func (a *app) pointMount(ctx context.Context, t target) string {
 	for _, dir := range a.runDirs() {
 		list, err := os.ReadDir(dir)

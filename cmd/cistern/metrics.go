@@ -139,6 +139,21 @@ func newStatusCollector(status func() gateway.Status) *statusCollector {
 	add(counter, "damage_total", "Checksum mismatches and missing objects seen.", func(s *gateway.Status) float64 { return float64(s.Damage) })
 	add(gauge, "store_failing", "1 while requests to the object store fail.", func(s *gateway.Status) float64 { return flag(s.StoreError != "") })
 	add(gauge, "lease_age_seconds", "Time since the lease was renewed.", func(s *gateway.Status) float64 { return s.LeaseRenewed })
+	add(gauge, "follow_lag_seconds", "Time since what a following mount shows was known to be the last commit; 0 for other mounts.", func(s *gateway.Status) float64 {
+		if s.Follow == nil {
+			return 0
+		}
+		return s.Follow.LagSeconds
+	})
+	add(gauge, "follow_lag_commits", "Commits that a following mount is known to be behind.", func(s *gateway.Status) float64 {
+		if s.Follow == nil {
+			return 0
+		}
+		return float64(s.Follow.LagCommits)
+	})
+	add(gauge, "follow_failing", "1 while a following mount can't look for the next commit.", func(s *gateway.Status) float64 {
+		return flag(s.Follow != nil && s.Follow.Error != "")
+	})
 	add(gauge, "patched_slots", "Slots that have patches.", func(s *gateway.Status) float64 { return float64(s.PatchedSlots) })
 	add(gauge, "patches", "Patches that are not folded.", func(s *gateway.Status) float64 { return float64(s.Patches) })
 	return c

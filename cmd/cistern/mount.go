@@ -94,6 +94,8 @@ type mountOptions struct {
 	takeover    bool
 	lostJournal bool
 	readOnly    bool
+	follows     bool // read-only, and without a point
+	follow      interval
 	metrics     string
 	foreground  bool
 	logFile     string
@@ -106,6 +108,7 @@ func (a *app) mountCommand() *cobra.Command {
 	o := &mountOptions{
 		wait:     interval{max: 7 * 24 * time.Hour},
 		interval: interval{d: time.Second, min: 10 * time.Millisecond, max: time.Hour},
+		follow:   interval{d: time.Second, min: 10 * time.Millisecond, max: time.Hour},
 		cache:    config.Size{Bytes: 2 << 30, Min: 16 << 20}, journal: config.Size{Bytes: 1 << 30, Min: 4 << 20},
 		upload: config.Size{Min: leastBandwidth}, download: config.Size{Min: leastBandwidth},
 		limit: choice{"wait", []string{"wait", "enospc"}}, leaseLost: choice{"continue", []string{"continue", "stop"}},
@@ -118,6 +121,10 @@ With a point it shows the volume as it was then, read-only: the number of a
 commit, a time like 2026-01-31T12:00:00Z, or a time back like -15m, which mean
 the last commit at or before that. It takes neither the lease nor anything from
 the volume's writer, and keeps its commit in the bucket by a pin while it lives.
+
+With --read-only, or -o ro, and without a point it follows the volume's writer,
+wherever that is: it shows the last commit, looks for the next one every
+--follow-interval, and needs nothing but permission to read.
 
 Settings come from flags, then from the environment (CISTERN_CACHE_SIZE for
 --cache-size), then from the section [mount] of the file that --config names.
@@ -141,13 +148,10 @@ journal, from where the next mount with the same state directory goes on.`,
 	f.BoolVar(&o.foreground, "foreground", false, "stay in the foreground and log to standard error")
 	f.StringVar(&o.logFile, "log-file", "", "log of the mount (default: mount.log in the state directory)")
 	f.StringArrayVarP(&o.kernel, "options", "o", nil, "mount options, as mount(8) takes them")
-	f.BoolVar(&o.readOnly, "read-only", false, "")
+	f.BoolVar(&o.readOnly, "read-only", false, "follow the volume's writer instead of being it")
+	f.Var(&o.follow, "follow-interval", "time between looks for the writer's next commit")
 	f.IntVar(&o.readyFD, "ready-fd", -1, "")
-	for _, name := range []string{"read-only", "ready-fd"} {
-		if f.Lookup(name) != nil {
-			f.Lookup(name).Hidden = true
-		}
-	}
+	f.Lookup("ready-fd").Hidden = true
 	return a.longCommand(c, func(ctx context.Context, c *cobra.Command, args []string) error {
 		if err := a.mountSettings(c, o, args); err != nil {
 			return a.tellParent(o, usage(err))
@@ -173,12 +177,8 @@ func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) er
 	if err != nil {
 		return err
 	}
-	if given.point != "" {
-		if err := refuseWriting(c.Flags(), given.point); err != nil {
-			return err
-		}
-	}
 	o.t = given
+	writer, interval := writerFlag(c.Flags()), c.Flags().Changed("follow-interval")
 	if err := config.Apply(c.Flags(), a.lookup, file.path, file.text, "mount", "config", "foreground", "help"); err != nil {
 		return err
 	}
@@ -194,8 +194,9 @@ func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) er
 			return err
 		}
 	}
-	if o.t.point == "" && (o.readOnly || o.fuse.ReadOnly) {
-		return fmt.Errorf("a read-only mount that follows the volume is not part of this build: %s@-0s mounts its present as it is now", o.t.url)
+	o.follows = o.t.point == "" && (o.readOnly || o.fuse.ReadOnly)
+	if err := o.refuseFlags(writer, interval); err != nil {
+		return err
 	}
 	if o.dir, err = filepath.Abs(args[1]); err != nil {
 		return err
@@ -213,11 +214,13 @@ func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) er
 func (a *app) mountPaths(o *mountOptions) (err error) {
 	switch {
 	case o.state != "":
+	case o.follows:
+		o.state, err = a.readOnlyState(followPrefix, o.t.url.String()+" "+o.dir)
 	case o.t.point == "":
 		o.usualState = true
 		o.state, err = a.stateDir(o.t.url)
 	default:
-		o.state, err = a.pointState(o.t, o.dir)
+		o.state, err = a.readOnlyState(pointPrefix, o.t.given()+" "+o.dir)
 	}
 	for _, p := range []*string{&o.state, &o.logFile} {
 		if err == nil && *p != "" {
@@ -254,6 +257,9 @@ func (a *app) preflight(ctx context.Context, o *mountOptions) error {
 	s, err := a.openStore(ctx, o.t.url, false, nil)
 	if err != nil {
 		return err
+	}
+	if o.follows {
+		return o.preflightFollow(ctx, s)
 	}
 	if o.t.point != "" {
 		return o.preflightPoint(ctx, s)

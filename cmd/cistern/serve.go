@@ -41,7 +41,7 @@ type served interface {
 	// calls are for the control socket; changed tells the kernel about a name
 	// that changed behind its back.
 	calls(changed func(parent gateway.InodeID, name string)) calls
-	// pinned is nil for a volume's present.
+	// pinned is nil but for a fixed point.
 	pinned() *pointStatus
 	Status() gateway.Status
 	ObjectSize() int64
@@ -166,6 +166,9 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 // name is the URL of what is mounted, with the commit's number when it is fixed.
 func (m *mountProcess) name() string {
 	u := m.o.t.url
+	if m.o.follows {
+		u.Point = followPoint
+	}
 	if m.o.commit != 0 {
 		u.Point = strconv.FormatUint(m.o.commit, 10)
 	}
@@ -186,6 +189,16 @@ func (m *mountProcess) open(ctx context.Context) (served, error) {
 		}
 	}()
 	defer func() { close(done); <-ended }()
+	if m.o.follows || m.o.commit != 0 {
+		m.a.sweepStates(m.log)
+	}
+	if m.o.follows {
+		f, err := openFollowing(ctx, m.o, m.store, m.log)
+		if err != nil {
+			return nil, err // not f: a nil pointer in an interface is not nil
+		}
+		return f, nil
+	}
 	if m.o.commit != 0 {
 		f, err := openFixed(ctx, m.o, m.store, m.log)
 		if err != nil {
@@ -450,6 +463,9 @@ func (m *mountProcess) status() mountStatus {
 	}
 	if s.Unhealthy = unhealthy(&s.Status); s.Unhealthy == "" {
 		s.Unhealthy = s.Point.lapsed()
+	}
+	if s.Unhealthy == "" {
+		s.Unhealthy = overdue(s.Follow)
 	}
 	s.Healthy = s.Unhealthy == ""
 	return s

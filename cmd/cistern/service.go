@@ -167,7 +167,7 @@ func (a *app) reader(ctx context.Context, arg string) (service, target, error) {
 		if c != nil {
 			return &remote{c: c}, t, nil
 		}
-		if t.mount != "" && !t.fixed {
+		if t.mount != "" && (!t.fixed || t.follows) {
 			a.note("the process that served %s is gone: this is the last commit in %s", t.mount, t.url)
 		}
 	}
@@ -208,7 +208,7 @@ func (a *app) openView(ctx context.Context, t target) (*view, error) {
 		return nil, err // before anything is made here
 	}
 	var n uint64
-	if t.point != "" {
+	if t.point != "" && !t.follows {
 		if n, err = resolvePoint(ctx, s, t); err != nil {
 			return nil, err
 		}
@@ -262,6 +262,9 @@ func (a *app) writer(ctx context.Context, arg string, takeover bool) (service, t
 	t, err := a.resolve(arg)
 	if err != nil {
 		return nil, t, err
+	}
+	if t.follows {
+		return nil, t, usage(fmt.Errorf("%s follows the volume's writer and changes nothing: give the volume's URL, %s", t.mount, t.url))
 	}
 	if t.point != "" {
 		return nil, t, usage(fmt.Errorf("%s@%s: a point in the past can't be changed", t.url, t.point))

@@ -134,8 +134,12 @@ func writeVolumeStatus(w io.Writer, s *volumeStatus) {
 }
 
 func writeMountStatus(w io.Writer, s *mountStatus) {
-	if s.Point != nil {
+	switch {
+	case s.Point != nil:
 		writePointStatus(w, s)
+		return
+	case s.Follow != nil:
+		writeFollowStatus(w, s)
 		return
 	}
 	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
@@ -301,8 +305,12 @@ func (a *app) showTop(f *topFrame, asJSON, once bool) error {
 	}
 	s, r := &f.Status, &f.Rates
 	return a.writeOut(func(w io.Writer) {
-		if s.Point != nil {
+		switch {
+		case s.Point != nil:
 			writePointTop(w, f)
+			return
+		case s.Follow != nil:
+			writeFollowTop(w, f)
 			return
 		}
 		fmt.Fprintf(w, "%s\ton %s\t%s\n", s.URL, s.MountPoint.shown(), healthText(s))

@@ -40,6 +40,9 @@ func (a *app) syncOf(ctx context.Context, arg string, timeout time.Duration) (me
 	if err != nil {
 		return metadata.CommitID{}, err
 	}
+	if t.follows {
+		return metadata.CommitID{}, usage(fmt.Errorf("%s follows the volume's writer and has nothing to sync: `cistern sync %s` asks the writer", t.mount, t.url))
+	}
 	if t.point != "" {
 		return metadata.CommitID{}, usage(fmt.Errorf("%s@%s: there is nothing to sync in the past", t.url, t.point))
 	}
@@ -167,7 +170,7 @@ func (a *app) logCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if t.point != "" {
+		if t.point != "" && !t.follows {
 			return usage(fmt.Errorf("%s@%s: the log begins at the last commit", t.url, t.point))
 		}
 		s, err := a.openStore(ctx, t.url, false, nil)

@@ -23,6 +23,8 @@ type target struct {
 	point string
 	mount string // where it is mounted, when it was named so
 	fixed bool   // what is mounted there is the point
+	// follows: what is mounted there follows the writer; point is followPoint.
+	follows bool
 }
 
 // given is the URL with its point.
@@ -139,6 +141,7 @@ func (a *app) resolve(arg string) (target, error) {
 	t := target{url: u, point: point, mount: m.dir}
 	if point == "" {
 		t.point, t.fixed = u.Point, u.Point != ""
+		t.follows = u.Point == followPoint
 	}
 	t.url.Point = ""
 	return t, nil

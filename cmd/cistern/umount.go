@@ -94,6 +94,9 @@ func (a *app) dropDead(t target, m mounted, r record) error {
 		if err := dropPointState(string(r.StateDir)); err != nil {
 			return err
 		}
+		if t.follows {
+			return a.say("the process that served %s was gone; the mount, which followed the volume's writer, is taken away", m.dir)
+		}
 		return a.say("the process that served %s was gone; the mount of commit %s, which nothing was written to, is taken away", m.dir, t.point)
 	}
 	state := string(r.StateDir)
