@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -489,17 +490,15 @@ func TestFollower_Move_NoNewSizeBesideOldPages(t *testing.T) {
 		p.put(t, "f", []byte("short"))
 		mustPoll(t, p.f)
 		h := p.open(t, "f")
-		var dropped, told bool
-		var size chan int64
+		var dropped, told atomic.Bool
+		size := make(chan int64, 1)
 		w := watching{func(d *Delta) {
-			if dropped {
+			if dropped.Swap(true) {
 				return
 			}
-			dropped = true
 			if got := readAllOf(t, h); got != "long enough" {
 				t.Errorf("a read while pages are dropped: %q", got)
 			}
-			size = make(chan int64, 1)
 			go func() {
 				defer p.f.Hold()()
 				n, err := p.f.View().Inode(h.Inode().ID)
@@ -517,11 +516,11 @@ func TestFollower_Move_NoNewSizeBesideOldPages(t *testing.T) {
 			if !slices.ContainsFunc(d.Ranges, func(r ByteRange) bool { return r.Inode == h.Inode().ID && r.Off <= 5 && r.End > 5 }) {
 				t.Errorf("the last page of the old file stays: %+v", d.Ranges)
 			}
-		}, func(*Delta) { told = true }}
+		}, func(*Delta) { told.Store(true) }}
 		p.f.Start(w)
 		p.put(t, "f", []byte("long enough"))
 		time.Sleep(5 * time.Second)
-		if !dropped || !told {
+		if !dropped.Load() || !told.Load() {
 			t.Fatal("the watcher heard nothing")
 		}
 		if n := <-size; n != 11 {

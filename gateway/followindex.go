@@ -92,7 +92,7 @@ func (f *Follower) reuse(ctx context.Context, head *entry) (*metadata.Index, met
 			err = errOffPath
 		}
 		if err == nil {
-			err = catchUp(ctx, f.o.Store, ix, head)
+			_, err = catchUp(ctx, f.o.Store, ix, head)
 		}
 		if err == nil {
 			return ix, kv
@@ -113,7 +113,7 @@ func (f *Follower) build(ctx context.Context, number int, head *entry) (*metadat
 	if err != nil {
 		return nil, nil, fmt.Errorf("index in %s: %w", dir, err)
 	}
-	ix, err := loadIndex(ctx, f.o.Store, kv, f.view.doc.ObjectSize, head)
+	ix, _, err := loadIndex(ctx, f.o.Store, kv, f.view.doc.ObjectSize, head)
 	if err != nil {
 		return nil, nil, errors.Join(err, kv.Close(), f.o.FS.RemoveAll(dir))
 	}
