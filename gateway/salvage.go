@@ -244,7 +244,7 @@ func (s *Salvage) openBase(ctx context.Context, epoch uint64) error {
 // index is the base's, or an empty one.
 func (s *Salvage) index(objectSize int64) (*metadata.Index, error) {
 	if s.base != nil {
-		return s.base.index, nil
+		return s.base.Index(), nil
 	}
 	ix, err := metadata.OpenIndex(metadata.NewMemKV(), objectSize)
 	if err != nil {

@@ -305,7 +305,7 @@ func (s *Salvage) baseNames(log *scanned) error {
 	for len(todo) > 0 {
 		dir := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
-		err := s.base.index.Names(dir, 0, func(d metadata.Dentry) bool {
+		err := s.base.Index().Names(dir, 0, func(d metadata.Dentry) bool {
 			isDir := uint32(d.Type)<<12 == modeDir
 			if isDir || wanted[d.Inode] {
 				s.names[d.Inode] = place{parent: dir, name: d.Name}
