@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -112,7 +113,7 @@ func openFollowing(ctx context.Context, o *mountOptions, s *store, log *slog.Log
 	}
 	f.f, err = gateway.OpenFollower(ctx, gateway.FollowOptions{
 		Store: s, URL: o.t.url.String(), FS: vfs.OS(), Dir: filepath.Join(o.state, followName), OpenKV: openKV(log),
-		Cache: o.cache.Bytes, Fetches: usualRequests().downloads, Interval: o.follow.d, Logger: log,
+		Cache: o.cache.Bytes, Fetches: s.requests.downloads, Interval: o.follow.d, Logger: log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, f.lock.Close())
@@ -286,18 +287,27 @@ func sweepState(dir string, now time.Time) error {
 	if err != nil {
 		return localError(dir, err)
 	}
+	var paths []string
+	for _, name := range []string{fixedName, filepath.Join(followName, "cache"), followName, logName, socketName} {
+		paths = append(paths, filepath.Join(dir, name))
+	}
+	old := now.Sub(st.ModTime()) > keepEndedState
+	if !old {
+		paths = slices.DeleteFunc(paths[:2], func(path string) bool {
+			_, err := os.Lstat(path)
+			return errors.Is(err, fs.ErrNotExist)
+		})
+	}
+	if len(paths) == 0 {
+		return nil // and no lock is taken, which a mount that begins would meet
+	}
 	l, err := vfs.OS().Lock(lock)
 	if err != nil {
 		return err
 	}
-	names := []string{fixedName, filepath.Join(followName, "cache")}
-	old := now.Sub(st.ModTime()) > keepEndedState
-	if old {
-		names = append(names, followName, logName, socketName)
-	}
 	var errs []error
-	for _, name := range names {
-		errs = append(errs, os.RemoveAll(filepath.Join(dir, name)))
+	for _, path := range paths {
+		errs = append(errs, os.RemoveAll(path))
 	}
 	if old {
 		errs = append(errs, os.Remove(lock), os.Remove(dir))
