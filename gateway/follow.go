@@ -48,6 +48,8 @@ type Follower struct {
 	step followStep
 	poke chan struct{} // asks for a look before the interval has passed
 
+	looks outage // for the next commit
+
 	mu      sync.Mutex // guards the fields below
 	watcher Watcher
 	waiting []chan struct{} // reads that wait for the next look; closed by it
@@ -154,7 +156,6 @@ func (f *Follower) Start(w Watcher) {
 
 // run looks for commits until ctx ends.
 func (f *Follower) run(ctx context.Context) {
-	failing := false
 	for {
 		t := time.NewTimer(f.o.Interval)
 		select {
@@ -165,16 +166,7 @@ func (f *Follower) run(ctx context.Context) {
 			t.Stop()
 			return
 		}
-		err := f.Poll(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil && !failing:
-			f.o.Logger.Warn("can't follow the writer; trying again", "volume", f.o.URL, "shown", f.Head().CommitID.String(), "error", err)
-		case err == nil && failing:
-			f.o.Logger.Info("following the writer again", "volume", f.o.URL, "shown", f.Head().CommitID.String())
-		}
-		failing = err != nil
+		_ = f.Poll(ctx) // which has told log and status
 	}
 }
 

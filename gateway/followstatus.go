@@ -10,8 +10,6 @@ type followState struct {
 	current  time.Time // when what is shown was the last commit, as far as was known
 	ahead    uint64    // number of the latest commit that is known of
 	rebuilds int64
-	err      error // of the last look
-	since    time.Time
 }
 
 // FollowStatus says how far a follower is behind its writer.
@@ -30,22 +28,19 @@ type FollowStatus struct {
 // too, a follower can only be as quick as its interval.
 const overdueLeast = time.Minute
 
+// noteLook notes how a look for the next commit ended.
 func (f *Follower) noteLook(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	now := time.Now()
+	f.looks.note(f.o.Logger, "following the writer", err, "volume", f.o.URL)
 	switch {
 	case err == nil:
-		f.view.stats.storeWorks()
-	case errors.Is(err, ErrStore):
-		f.view.stats.storeFailed(err, now)
-	}
-	if err == nil {
+		f.view.stats.down.worked(now)
+		f.mu.Lock()
 		f.stat.current = now
-	} else if f.stat.err == nil {
-		f.stat.since = now
+		f.mu.Unlock()
+	case errors.Is(err, ErrStore):
+		f.view.stats.down.failed(err, now)
 	}
-	f.stat.err = err
 }
 
 func (f *Follower) noteAhead(n uint64) {
@@ -71,14 +66,14 @@ func (f *Follower) Status() Status {
 	s.Follow = &FollowStatus{
 		IntervalSeconds: f.o.Interval.Seconds(), LagSeconds: lag.Seconds(), RetentionSeconds: h.Settings.RetentionSec,
 		Overdue:  lag > max(overdueLeast, time.Duration(h.Settings.RetentionSec)*time.Second),
-		Rebuilds: st.rebuilds, Error: text(st.err),
+		Rebuilds: st.rebuilds,
 	}
 	if st.ahead > h.N {
 		s.Follow.LagCommits = st.ahead - h.N
 	}
-	if st.err != nil {
-		since := st.since.UTC()
-		s.Follow.ErrorSince = &since
+	if err, since := f.looks.last(); err != nil {
+		since = since.UTC()
+		s.Follow.Error, s.Follow.ErrorSince = err.Error(), &since
 	}
 	return s
 }
