@@ -15,7 +15,8 @@
 //   - Explicit invalidation: this mount is the volume's only writer, so names,
 //     missing names, attributes, directory listings and pages are cached for
 //     as long as the kernel likes. Whoever changes the volume behind the
-//     kernel's back calls Server.Invalidate or Server.InvalidateEntry.
+//     kernel's back calls Server.Invalidate or Server.InvalidateEntry. A mount
+//     that follows another writer (follow.go) drops what a move changes.
 //   - No FUSE locks: the kernel's POSIX, flock and OFD locks work on this
 //     machine and die with their process, so no lock outlives a crash.
 //   - No writeback cache: it would lose the order of writes. Pages made dirty

@@ -56,7 +56,16 @@
 // or by another pin on the same commit, and is then written anew under its own
 // kind and another key, since a key is used for one body ever.
 //
+// A Follower (follow.go) is a View that moves from commit to commit after the
+// writer; it reads only, and Delta says what a move changes.
+//
 // # Locks, in the order in which they are taken
+//
+//	Follower.names  held shared by requests for names and attributes, and
+//	                exclusive by a move until the kernel has dropped old pages
+//	View.moving     held shared to plan a read, exclusive while a move applies
+//
+// and of a Volume:
 //
 //	gate       an operation is inside while it may journal something
 //	node.lock  range lock of one inode's bytes; never held over the network
