@@ -75,6 +75,8 @@ type mountProcess struct {
 	mu     sync.Mutex         // guards the field below
 	noWait bool               // told to leave the rest in the journal
 
+	unmounts sync.RWMutex // held shared while a command's unmount runs
+
 	leave  chan chan struct{} // asks for an unmount; the answer comes when it is out of the tree
 	closed chan struct{}      // closed when result is valid
 	result error              // of closing the volume
@@ -329,6 +331,10 @@ func (m *mountProcess) serve(ctx context.Context) {
 	if unmounting != nil {
 		<-unmounting
 	}
+	// The kernel ends the connection first and frees the inodes then: with many of
+	// them umount(2) goes on for seconds, and who asked for it has no answer yet.
+	m.unmounts.Lock()
+	m.unmounts.Unlock()
 	close(m.closed)
 }
 
@@ -407,7 +413,10 @@ type umountEvent struct {
 // shutdown unmounts for `cistern umount` and waits until the volume is closed.
 // The mount goes on if programs use it.
 func (m *mountProcess) shutdown(ctx context.Context, wait bool, emit func(umountEvent) error) error {
-	if err := m.fs.Unmount(); err != nil {
+	m.unmounts.RLock()
+	err := m.fs.Unmount()
+	m.unmounts.RUnlock()
+	if err != nil {
 		return err
 	}
 	if !wait {
