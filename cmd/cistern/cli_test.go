@@ -227,8 +227,8 @@ func TestApp_BadInput_OneSentenceRightStatusNothingChanged(t *testing.T) {
 		{2, "choose wait or enospc", mount("--limit-reached", "panic")},
 		{2, "choose continue or stop", mount("--on-lease-lost", "panic")},
 		{2, "unknown mount option \"frob\"", mount("-o", "frob")},
-		{2, "a read-only mount that follows the volume is not part", mount("--read-only")},
-		{2, "a read-only mount that follows the volume is not part", mount("-o", "ro")},
+		{2, "--takeover: a mount with --read-only follows", mount("--read-only", "--takeover")},
+		{2, "--journal-size: a mount with --read-only follows", mount("-o", "ro", "--journal-size", "1G")},
 		{2, "no such point", []string{"mount", u + "@yesterday", mnt}},
 		{2, "no names of snapshots", []string{"mount", u + "@nightly", mnt}},
 		{1, "has no commit 99", []string{"mount", u + "@99", mnt}},
@@ -335,7 +335,7 @@ func TestExitStatus_EveryFlagHelpEnds(t *testing.T) {
 	a := &app{}
 	for _, c := range a.root().Commands() {
 		out := p.must(c.Name(), "--help")
-		if strings.Contains(out, "--read-only") || strings.Contains(out, "ready-fd") || strings.Contains(out, "compress") {
+		if strings.Contains(out, "ready-fd") || strings.Contains(out, "compress") {
 			t.Errorf("%s --help offers what this build has not:\n%s", c.Name(), out)
 		}
 	}
