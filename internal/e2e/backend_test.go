@@ -39,16 +39,22 @@ func cisternBackend(t *testing.T, flags ...string) (b *backend, url string) {
 	if err := os.MkdirAll(url[len("file://"):], 0o755); err != nil {
 		t.Fatal(err)
 	}
+	return mountedAt(t, url, flags...), url
+}
+
+// mountedAt formats a volume at url and mounts it.
+func mountedAt(t *testing.T, url string, flags ...string) *backend {
+	t.Helper()
 	testenv.Format(t, url)
 	o := testenv.MountOptions{
 		Dir:      filepath.Join(testenv.TempDir(t), "mnt"),
 		StateDir: filepath.Join(testenv.TempDir(t), "state"),
 		Args:     flags,
 	}
-	b = &backend{name: "cistern", dir: o.Dir}
+	b := &backend{name: "cistern", dir: o.Dir}
 	b.remount = func(t *testing.T) *harness.Mount { return testenv.Mount(t, url, o) }
 	b.mount = b.remount(t)
-	return b, url
+	return b
 }
 
 // killMount ends the mount's program; what follows sees a dead mount point.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cisternfs/cistern/internal/harness"
+	"github.com/cisternfs/cistern/internal/storeserver"
 	"github.com/cisternfs/cistern/internal/testenv"
 )
 
@@ -45,6 +46,26 @@ func TestCrash_Cistern_LosesNothing(t *testing.T) {
 	testenv.Long(t)
 	b, _ := cisternBackend(t)
 	crashRounds(t, b, rounds(t, 10), killDatabase, killMount, killBoth)
+}
+
+// TestCrash_Stores_LosesNothing is the same with the volume on real servers.
+func TestCrash_Stores_LosesNothing(t *testing.T) {
+	testenv.Long(t)
+	for _, kind := range []storeserver.Kind{storeserver.Versitygw, storeserver.FakeGCS} {
+		t.Run(kind.String(), func(t *testing.T) {
+			server := testenv.StoreServer(t, kind)
+			url := "s3://" + server.Bucket + "/ledger"
+			t.Setenv("CISTERN_S3_ENDPOINT", server.Endpoint)
+			t.Setenv("AWS_REGION", server.Region)
+			t.Setenv("AWS_ACCESS_KEY_ID", server.AccessKey)
+			t.Setenv("AWS_SECRET_ACCESS_KEY", server.SecretKey)
+			if kind == storeserver.FakeGCS {
+				url = "gs://" + server.Bucket + "/ledger"
+				t.Setenv("STORAGE_EMULATOR_HOST", server.Endpoint)
+			}
+			crashRounds(t, mountedAt(t, url), rounds(t, 2), killMount, killBoth)
+		})
+	}
 }
 
 // crashRounds puts a database on b and kills one of victims under load, n times

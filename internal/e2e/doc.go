@@ -16,5 +16,10 @@
 // mount. CISTERN_SEED and CISTERN_ROUNDS choose the random seed and the number
 // of rounds; the seed is printed.
 //
+// The tests named Stores run over real store servers (internal/storeserver): the
+// same ledger, and the engine against a model of its files while a proxy
+// (internal/faultproxy) does to requests all that a network can. SOAK_SECONDS
+// lets the latter go on.
+//
 // Concurrency: one goroutine a writer; a Ledger's account is guarded by a mutex.
 package e2e

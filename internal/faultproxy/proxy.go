@@ -183,14 +183,14 @@ func (p *Proxy) pass(ctx context.Context, w http.ResponseWriter, r *http.Request
 	}}
 	switch fault.Kind {
 	case HalfRequest:
-		body = &cut{body, r.ContentLength / 2}
+		body = &cut{body, middle(r)}
 	case WrongRequest:
-		body = &flip{body, r.ContentLength / 2}
+		body = &flip{body, middle(r)}
 	}
 	serialised := p.options.Serialise && conditional(r)
 	if serialised || fault.Kind == Duplicate {
 		whole, err := io.ReadAll(io.LimitReader(body, maxBody))
-		if err != nil || int64(len(whole)) != r.ContentLength {
+		if err != nil || r.ContentLength >= 0 && int64(len(whole)) != r.ContentLength {
 			reset(w) // the server never saw it
 			return
 		}
@@ -220,6 +220,15 @@ func (p *Proxy) pass(ctx context.Context, w http.ResponseWriter, r *http.Request
 	p.answer(ctx, w, r, reply, fault)
 }
 
+// middle is the offset at which a body breaks or is wrong. One of unknown length
+// begins with a description of the object, which is to stay whole.
+func middle(r *http.Request) int64 {
+	if r.ContentLength < 0 {
+		return 600
+	}
+	return r.ContentLength / 2
+}
+
 // forward sends the request to the server. The caller calls unlock after it is
 // done with the reply.
 func (p *Proxy) forward(ctx context.Context, r *http.Request, body io.Reader, fault Fault, serialised bool) (reply *http.Response, unlock func(), err error) {
@@ -242,7 +251,7 @@ func (p *Proxy) forward(ctx context.Context, r *http.Request, body io.Reader, fa
 		ctx = p.ctx
 	}
 	out = out.WithContext(ctx)
-	if fault.Kind == DelayedBody && r.ContentLength > 0 {
+	if fault.Kind == DelayedBody && r.ContentLength != 0 {
 		reply, err = p.delayed(ctx, out, fault.Delay)
 	} else {
 		reply, err = p.client.RoundTrip(out)
