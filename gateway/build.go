@@ -22,6 +22,7 @@ type builder struct {
 	c   *metadata.Commit
 
 	seg     *segment
+	scratch []byte                   // of one extent
 	packed  int64                    // bytes of extents so far
 	refs    map[string]int           // change of an object's references
 	bases   map[string]metadata.Base // of objects that lost references
@@ -55,7 +56,7 @@ func (v *Volume) build(ctx context.Context, l *layer, totals metadata.Totals) (*
 		c: &metadata.Commit{
 			CommitID: v.commit.next, Prev: v.head.Hash, FirstLSN: uint64(l.first), LastLSN: max(uint64(l.last), v.head.LastLSN),
 			Time: max(v.clock(), v.head.Time), Writer: v.opt.Owner.Host, Reign: v.owner.current(),
-			Manifest: v.head.Manifest, Settings: l.settings, Totals: totals,
+			Manifest: v.head.Manifest, Settings: v.settingsAt(l), Totals: totals,
 		},
 	}
 	if b.c.FirstLSN == 0 {
@@ -77,6 +78,20 @@ func (v *Volume) build(ctx context.Context, l *layer, totals metadata.Totals) (*
 	body := metadata.EncodeCommit(b.c)
 	v.commit.adds = additions{}
 	return &built{c: b.c, body: body, hash: metadata.Hash(body), adds: adds, unused: b.unused}, nil
+}
+
+// settingsAt returns the settings that the commit of a layer gives, nil when they
+// stay. In an encrypted volume every commit tells which keys are needed.
+func (v *Volume) settingsAt(l *layer) *metadata.Settings {
+	if v.doc.Key == "" {
+		return l.settings
+	}
+	s := v.head.Settings
+	if l.settings != nil {
+		s = *l.settings
+	}
+	s.Keys = keysOf(v.codec, v.head.Settings)
+	return &s
 }
 
 func (b *builder) run(adds *additions) error {
@@ -405,13 +420,13 @@ func (b *builder) wholeSlot(n *Inode, no uint32, old *metadata.Slot, pieces []sp
 			}
 		}
 	}
-	base, err := b.v.newBase(buf, b.c.CommitID, int64(no)*b.v.objectSize, b.v.nodes.path(n.ID))
+	base, body, err := b.v.newBase(buf, b.c.CommitID, int64(no)*b.v.objectSize, n.ID)
 	if err != nil {
 		b.v.uploads.give(held)
 		return err
 	}
-	b.c.Objects = append(b.c.Objects, metadata.Object{Key: base.Key, Size: int64(len(buf)), Sum: checksum(buf)})
-	b.upload(base.Key, buf, held)
+	b.c.Objects = append(b.c.Objects, metadata.Object{Key: base.Key, Size: int64(len(body)), Sum: checksum(body)})
+	b.upload(base.Key, body, held)
 	if old != nil {
 		b.dropSlot(old)
 	}
@@ -423,14 +438,24 @@ func (b *builder) wholeSlot(n *Inode, no uint32, old *metadata.Slot, pieces []sp
 	return nil
 }
 
-// newBase names an object for a slot's bytes.
-func (v *Volume) newBase(buf []byte, id metadata.CommitID, off int64, path string) (*metadata.Base, error) {
+// newBase names an object for a slot's bytes, which lie at off in a file, and
+// returns what is to be stored under that name.
+func (v *Volume) newBase(buf []byte, id metadata.CommitID, off int64, ino InodeID) (*metadata.Base, []byte, error) {
 	var random [10]byte
 	if _, err := io.ReadFull(v.opt.Rand, random[:]); err != nil {
-		return nil, fmt.Errorf("random numbers: %w", err)
+		return nil, nil, fmt.Errorf("random numbers: %w", err)
+	}
+	path := ""
+	if !v.doc.EncryptsDocuments() {
+		path = v.nodes.path(ino)
 	}
 	key := metadata.ObjectKey(metadata.ObjectUUID(id.Epoch, random), off, int64(len(buf)), path)
-	return &metadata.Base{Ref: metadata.Ref{Key: key}, Len: uint32(len(buf)), Birth: id.N, Sums: blockSums(buf)}, nil
+	f, err := v.newFrames(key)
+	if err != nil {
+		return nil, nil, err
+	}
+	base := &metadata.Base{Ref: metadata.Ref{Key: key}, Len: uint32(len(buf)), Birth: id.N, Sums: blockSums(buf)}
+	return base, f.object(buf, base), nil
 }
 
 // bytes appends a piece's bytes to buf, verified.
@@ -493,8 +518,7 @@ func zeroPatch(old *metadata.Slot, n uint64, off, end uint32) (metadata.Patch, b
 	return metadata.Patch{Commit: n, Off: off, Len: end - off, Zero: true}, true
 }
 
-// extents stores adjoining pieces as extents that end at block boundaries. The
-// bytes go straight into the segment's buffer.
+// extents stores adjoining pieces as extents that end at block boundaries.
 func (b *builder) extents(ino InodeID, start int64, pieces []span) ([]metadata.Patch, error) {
 	var out []metadata.Patch
 	begin, end := pieces[0].off, pieces[len(pieces)-1].end
@@ -504,7 +528,7 @@ func (b *builder) extents(ino InodeID, start int64, pieces []span) ([]metadata.P
 		if err != nil {
 			return nil, err
 		}
-		at := len(s.buf)
+		ext := b.scratch[:0]
 		for len(pieces) > 0 && pieces[0].off < stop {
 			part := pieces[0]
 			if part.end > stop {
@@ -514,15 +538,15 @@ func (b *builder) extents(ino InodeID, start int64, pieces []span) ([]metadata.P
 			} else {
 				pieces = pieces[1:]
 			}
-			if s.buf, err = b.bytes(ino, part, s.buf); err != nil {
+			if ext, err = b.bytes(ino, part, ext); err != nil {
 				return nil, err
 			}
 		}
-		ext := s.buf[at:]
-		b.live[s.key] += int64(len(ext))
-		out = append(out, metadata.Patch{
-			Commit: b.c.N, Off: uint32(begin - start), Len: uint32(len(ext)), Seg: metadata.Ref{Key: s.key}, SegOff: uint32(at), Sum: checksum(ext),
-		})
+		p := metadata.Patch{Commit: b.c.N, Off: uint32(begin - start), Len: uint32(len(ext)), Seg: metadata.Ref{Key: s.key}}
+		s.buf = s.frames.extent(s.buf, ext, &p)
+		b.live[s.key] += int64(p.StoredLen())
+		out = append(out, p)
+		b.scratch = ext
 		begin = stop
 	}
 	return out, nil

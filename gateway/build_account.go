@@ -23,7 +23,7 @@ func (b *builder) dropSlot(s *metadata.Slot) {
 
 func (b *builder) dropPatch(p *metadata.Patch) {
 	if !p.Zero {
-		b.live[p.Seg.Key] -= int64(p.Len)
+		b.live[p.Seg.Key] -= int64(p.StoredLen())
 	}
 }
 
@@ -46,7 +46,7 @@ func (b *builder) account() error {
 		}
 		if now == 0 {
 			base := b.bases[key]
-			b.die(key, int64(base.Len), base.Birth)
+			b.die(key, base.StoredLen(), base.Birth)
 		}
 		if now > 1 || was > 1 {
 			b.c.Refs = append(b.c.Refs, metadata.RefCount{Key: key, Count: uint32(now)})

@@ -8,9 +8,10 @@ import (
 
 // segment is one being filled.
 type segment struct {
-	key  string
-	buf  []byte
-	held int64
+	key    string
+	frames frames
+	buf    []byte
+	held   int64
 }
 
 // segment returns the segment that the next extent of n bytes goes to.
@@ -29,7 +30,12 @@ func (b *builder) segment(n int) (*segment, error) {
 			return nil, err
 		}
 		key := metadata.SegmentKey(b.c.Epoch, b.c.FirstLSN, b.c.LastLSN, random)
-		b.seg = &segment{key: key, held: held, buf: make([]byte, 0, min(segmentTarget, max(int(b.l.data-b.packed), n)))}
+		f, err := b.v.newFrames(key)
+		if err != nil {
+			b.v.uploads.give(held)
+			return nil, err
+		}
+		b.seg = &segment{key: key, frames: f, held: held, buf: make([]byte, 0, min(segmentTarget, max(int(b.l.data-b.packed), n)))}
 		b.newSegs[key] = -1
 	}
 	b.packed += int64(n)

@@ -121,7 +121,7 @@ func (c *check) verify(ctx context.Context, at oneSlot) ([]Problem, error) {
 	var found []Problem
 	start := int64(at.no) * c.slotSz
 	if b := at.s.Base; b != nil && c.own(b.Ref) {
-		wrong, err := c.lookUp(ctx, b.Key, int64(b.Len))
+		wrong, err := c.lookUp(ctx, b.Key, b.StoredLen())
 		if err != nil {
 			return nil, err
 		}
@@ -145,11 +145,15 @@ const checkRun = 4 << 20
 
 // read reads a range; what is wrong with it instead of bytes comes as text.
 func (c *check) read(ctx context.Context, ref metadata.Ref, off int64, p []byte) (wrong string, err error) {
-	err = c.readStore(ctx, ref, off, p)
-	switch {
+	return c.readResult(c.readStore(ctx, ref, off, p), len(p))
+}
+
+// readResult counts the n bytes that were read, or says what is wrong with them.
+func (c *check) readResult(failed error, n int) (wrong string, err error) {
+	switch err = failed; {
 	case err == nil:
 		c.mu.Lock()
-		c.r.Bytes += int64(len(p))
+		c.r.Bytes += int64(n)
 		c.mu.Unlock()
 		return "", nil
 	case errors.Is(err, objstore.ErrNotExist):
@@ -172,19 +176,16 @@ func (c *check) verifyBase(ctx context.Context, at oneSlot, b *metadata.Base) ([
 	buf := make([]byte, min(checkRun, int(b.Len)))
 	for off := 0; off < int(b.Len); off += len(buf) {
 		p := buf[:min(len(buf), int(b.Len)-off)]
-		wrong, err := c.read(ctx, b.Ref, int64(off), p)
+		err := c.readBlocks(ctx, b, uint32(off), p, func(at32, n uint32, err error) error {
+			found = append(found, Problem{Inode: at.ino, Off: start + int64(at32), Len: int64(n), Key: b.Key, Reason: "checksum does not match"})
+			return nil
+		})
+		wrong, err := c.readResult(err, len(p))
 		if err != nil {
 			return nil, err
 		}
 		if wrong != "" {
 			found = append(found, Problem{Inode: at.ino, Off: start + int64(off), Len: int64(len(p)), Key: b.Key, Reason: wrong})
-			continue
-		}
-		for lo := 0; lo < len(p); lo += metadata.BlockSize {
-			block := p[lo:min(len(p), lo+metadata.BlockSize)]
-			if no := (off + lo) / metadata.BlockSize; no >= len(b.Sums) || checksum(block) != b.Sums[no] {
-				found = append(found, Problem{Inode: at.ino, Off: start + int64(off+lo), Len: int64(len(block)), Key: b.Key, Reason: "checksum does not match"})
-			}
 		}
 	}
 	return found, nil
@@ -212,9 +213,9 @@ func (c *check) verifyPatches(ctx context.Context, at oneSlot) ([]Problem, error
 	defer c.loads.give(held)
 	var found []Problem
 	for len(list) > 0 {
-		n, end := 1, list[0].SegOff+list[0].Len
-		for n < len(list) && list[n].Seg == list[0].Seg && list[n].SegOff <= end+extentGap && list[n].SegOff+list[n].Len-list[0].SegOff <= checkRun {
-			end = max(end, list[n].SegOff+list[n].Len)
+		n, end := 1, list[0].SegOff+list[0].StoredLen()
+		for n < len(list) && list[n].Seg == list[0].Seg && list[n].SegOff <= end+extentGap && list[n].SegOff+list[n].StoredLen()-list[0].SegOff <= checkRun {
+			end = max(end, list[n].SegOff+list[n].StoredLen())
 			n++
 		}
 		raw := make([]byte, end-list[0].SegOff)
@@ -224,8 +225,14 @@ func (c *check) verifyPatches(ctx context.Context, at oneSlot) ([]Problem, error
 		}
 		for _, p := range list[:n] {
 			reason := wrong
-			if reason == "" && checksum(raw[p.SegOff-list[0].SegOff:][:p.Len]) != p.Sum {
-				reason = fmt.Sprintf("bytes %d to %d: checksum does not match", p.SegOff, p.SegOff+p.Len)
+			if reason == "" {
+				_, err := c.openExtent(&p, raw, list[0].SegOff)
+				if errors.Is(err, ErrKey) {
+					return nil, err
+				}
+				if err != nil {
+					reason = fmt.Sprintf("bytes %d to %d: checksum does not match", p.SegOff, p.SegOff+p.StoredLen())
+				}
 			}
 			if reason != "" {
 				found = append(found, Problem{Inode: at.ino, Off: int64(at.no)*c.slotSz + int64(p.Off), Len: int64(p.Len), Key: p.Seg.Key, Reason: reason})

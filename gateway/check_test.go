@@ -42,7 +42,7 @@ func checkLab(t *testing.T) *lab {
 // problems runs a check of a bucket and returns what it finds.
 func problems(t *testing.T, s objstore.Store, data bool) ([]Problem, CheckReport) {
 	t.Helper()
-	v, err := OpenView(bg, ViewOptions{Store: s, URL: "mem://lab", KV: metadata.NewMemKV()})
+	v, err := bucketView(s, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestView_Check_StoreFails_NeverSaysSound(t *testing.T) {
 			}
 		}
 	}
-	v, err := OpenView(bg, ViewOptions{Store: s, URL: "mem://lab", KV: metadata.NewMemKV()})
+	v, err := bucketView(s, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,9 +23,11 @@ type used struct {
 	now       files // acknowledged and durable
 }
 
-func newUsed(t *testing.T, objectSize int64) *used {
+func newUsed(t *testing.T, objectSize int64) *used { return newUsedAs(t, objectSize, form{}) }
+
+func newUsedAs(t *testing.T, objectSize int64, as form) *used {
 	t.Helper()
-	l := newLab(t, 41, objectSize)
+	l := newLabAs(t, 41, objectSize, as)
 	rng := rand.New(rand.NewPCG(41, 42))
 	v := l.mustMount(nil)
 	u := &used{lab: l, now: files{}}

@@ -51,9 +51,9 @@ func harm(t *testing.T, s *mem.Store, key, how string) {
 
 // rich is a bucket with everything that there can be: several epochs with
 // commits and without, manifests, objects, segments that are mixed of live and dead.
-func rich(t *testing.T) (*lab, files) {
+func rich(t *testing.T, as form) (*lab, files) {
 	t.Helper()
-	u := newUsed(t, 8192)
+	u := newUsedAs(t, 8192, as)
 	rng := rand.New(rand.NewPCG(6, 6))
 	v := u.mustMount(nil)
 	mustCommit(t, v)
@@ -102,17 +102,24 @@ func damageAnswer(t *testing.T, what, key, how string, err error) {
 	}
 }
 
+// eachForm runs a test in simulated time for every form of a volume.
+func eachForm(t *testing.T, f func(t *testing.T, as form)) {
+	for name, as := range forms() {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { f(t, as) }) })
+	}
+}
+
 // Every object of the bucket in every way: a view and a mount from the bucket
 // alone show what was committed or say which object is damaged.
 func TestView_Read_EveryObjectDamaged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, want := rich(t)
+	eachForm(t, func(t *testing.T, as form) {
+		l, want := rich(t, as)
 		hurt := map[string]int{}
 		for _, key := range bucketKeys(t, l.bucket) {
 			for how := range damages {
 				s := l.bucket.Snapshot()
 				harm(t, s, key, how)
-				v, err := OpenView(bg, ViewOptions{Store: s, URL: "mem://lab", KV: metadata.NewMemKV()})
+				v, err := bucketView(s, nil)
 				var got files
 				if err == nil {
 					got, err = filesOf(viewTree{v})
@@ -139,8 +146,8 @@ func TestView_Read_EveryObjectDamaged(t *testing.T) {
 }
 
 func TestVolume_Open_EveryObjectDamaged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, want := rich(t)
+	eachForm(t, func(t *testing.T, as form) {
+		l, want := rich(t, as)
 		for i, key := range bucketKeys(t, l.bucket) {
 			for how := range damages {
 				m := l.fork(t, vfs.KillProcess, int64(i))
@@ -208,7 +215,7 @@ func damagedVolume(t *testing.T, v *Volume, want files, key, how string) {
 // Once the object is back, the same handle reads it.
 func TestHandle_Read_DamageDoesNotStick(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, want := rich(t)
+		l, want := rich(t, form{})
 		for _, key := range bucketKeys(t, l.bucket) {
 			if !strings.HasPrefix(key, metadata.ObjectPrefix) && !strings.HasPrefix(key, metadata.SegmentPrefix) {
 				continue

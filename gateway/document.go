@@ -61,6 +61,8 @@ func readDocument(ctx context.Context, s objstore.Store, key string, limit int64
 		return nil
 	case errors.Is(err, objstore.ErrNotExist):
 		return fmt.Errorf("read %s: %w", key, err)
+	case errors.Is(err, ErrKey):
+		return fmt.Errorf("read %s: %w", key, err)
 	case errors.Is(err, metadata.ErrDamaged), errors.Is(err, metadata.ErrNewerFormat):
 		return documentError(key, err)
 	}

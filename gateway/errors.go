@@ -1,6 +1,10 @@
 package gateway
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/cisternfs/cistern/internal/blockcodec"
+)
 
 // What an operation can answer besides success. The fuse package maps each to
 // one errno; everything else is an I/O error.
@@ -35,6 +39,8 @@ var (
 	ErrDamaged = errors.New("damage found")
 	// ErrLostJournal: the state directory's journal is missing or not the one it should be.
 	ErrLostJournal = errors.New("journal lost")
+	// ErrKey: an encryption key that the volume needs was not given, or is not usable.
+	ErrKey = blockcodec.ErrNoKey
 	// ErrStore: the object store can't be reached or refuses.
 	ErrStore = errors.New("object store failed")
 	// ErrClosed: the volume is closed.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cisternfs/cistern/internal/blockcodec"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 )
@@ -24,6 +25,7 @@ type fetcher struct {
 	// follows: what is missing may have been collected since its commit, so that
 	// only who has looked for a later one knows whether it is damage.
 	follows bool
+	codec *blockcodec.Codec // of the volume; nil until its identity is known
 }
 
 // fetchBytes bounds the buffers of parallel fetches.
@@ -114,17 +116,10 @@ func (f *fetcher) fetchBase(ctx context.Context, b *metadata.Base, lo, hi, off u
 		raw = buf[:hi-lo]
 	}
 	err := retryDamage(ctx, func() error {
-		if err := f.readStore(ctx, b.Ref, int64(lo), raw); err != nil {
+		return f.readBlocks(ctx, b, lo, raw, func(_, _ uint32, err error) error {
+			f.stat.damage.Add(1)
 			return err
-		}
-		for at := lo; at < hi; at += metadata.BlockSize {
-			block := raw[at-lo : min(hi, at+metadata.BlockSize)-lo]
-			if checksum(block) != b.Sums[at/metadata.BlockSize] {
-				f.stat.damage.Add(1)
-				return fmt.Errorf("%w: object %s, bytes %d to %d: checksum does not match", ErrDamaged, b.Key, at, int(at)+len(block))
-			}
-		}
-		return nil
+		})
 	})
 	if err != nil {
 		return err
@@ -134,6 +129,62 @@ func (f *fetcher) fetchBase(ctx context.Context, b *metadata.Base, lo, hi, off u
 		copy(buf[from-off:], raw[from-lo:])
 	}
 	return nil
+}
+
+// readBlocks reads the whole blocks of a base from off on into plain. It calls
+// wrong for each block [at, at+n) of the slot that is not what was stored, and
+// ends with the error that this returns, if any.
+func (f *fetcher) readBlocks(ctx context.Context, b *metadata.Base, off uint32, plain []byte, wrong func(at, n uint32, err error) error) error {
+	first := int(off / metadata.BlockSize)
+	blocks := (len(plain) + metadata.BlockSize - 1) / metadata.BlockSize
+	raw, from := plain, int64(off)
+	if b.Stored != nil {
+		var n int64
+		from, n = b.StoredRange(first, first+blocks)
+		raw = make([]byte, n)
+	}
+	if err := f.readStore(ctx, b.Ref, from, raw); err != nil {
+		return err
+	}
+	for no := first; no < first+blocks; no++ {
+		at := uint32(no) * metadata.BlockSize
+		block := plain[at-off:]
+		block = block[:min(len(block), metadata.BlockSize)]
+		var err error
+		if b.Stored != nil {
+			err = f.openFrame(block, raw[:b.Stored[no]], b.Ref, b.Cipher, uint32(no), fmt.Sprintf("object %s, block %d", b.Key, no))
+			raw = raw[b.Stored[no]:]
+		}
+		if err == nil && checksum(block) != b.Sums[no] {
+			err = fmt.Errorf("%w: object %s, bytes %d to %d: checksum does not match", ErrDamaged, b.Key, at, int(at)+len(block))
+		}
+		if errors.Is(err, ErrKey) {
+			return err
+		}
+		if err != nil {
+			if err = wrong(at, uint32(len(block)), err); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// openExtent returns a patch's plain bytes, given what its segment has from
+// offset start on.
+func (f *fetcher) openExtent(p *metadata.Patch, raw []byte, start uint32) ([]byte, error) {
+	ext := raw[p.SegOff-start:][:p.StoredLen()]
+	if p.Stored != 0 {
+		plain := make([]byte, p.Len)
+		if err := f.openFrame(plain, ext, p.Seg, p.Cipher, p.SegOff, fmt.Sprintf("segment %s, bytes %d to %d", p.Seg.Key, p.SegOff, p.SegOff+p.Stored)); err != nil {
+			return nil, err
+		}
+		ext = plain
+	}
+	if checksum(ext) != p.Sum {
+		return nil, fmt.Errorf("%w: segment %s, bytes %d to %d: checksum does not match", ErrDamaged, p.Seg.Key, p.SegOff, p.SegOff+p.StoredLen())
+	}
+	return ext, nil
 }
 
 // Extents of one segment that lie within this many bytes of each other are
@@ -160,8 +211,8 @@ func (f *fetcher) fetchExtents(ctx context.Context, s *metadata.Slot, need []int
 		first, last := s.Patches[need[0]], s.Patches[need[0]]
 		for n < len(need) {
 			p := s.Patches[need[n]]
-			end := last.SegOff + last.Len
-			if p.Seg != first.Seg || p.SegOff > end+extentGap || p.SegOff+p.Len-first.SegOff > extentRun {
+			end := last.SegOff + last.StoredLen()
+			if p.Seg != first.Seg || p.SegOff > end+extentGap || p.SegOff+p.StoredLen()-first.SegOff > extentRun {
 				break
 			}
 			last = p
@@ -173,16 +224,16 @@ func (f *fetcher) fetchExtents(ctx context.Context, s *metadata.Slot, need []int
 	err := f.inParallel(ctx, len(runs), func(ctx context.Context, i int) error {
 		run := runs[i]
 		first, last := s.Patches[run[0]], s.Patches[run[len(run)-1]]
-		raw := make([]byte, last.SegOff+last.Len-first.SegOff)
-		err := retryDamage(ctx, func() error {
+		raw := make([]byte, last.SegOff+last.StoredLen()-first.SegOff)
+		plain := make([][]byte, len(run))
+		err := retryDamage(ctx, func() (err error) {
 			if err := f.readStore(ctx, first.Seg, int64(first.SegOff), raw); err != nil {
 				return err
 			}
-			for _, k := range run {
-				p := s.Patches[k]
-				if checksum(raw[p.SegOff-first.SegOff:][:p.Len]) != p.Sum {
+			for i, k := range run {
+				if plain[i], err = f.openExtent(&s.Patches[k], raw, first.SegOff); err != nil {
 					f.stat.damage.Add(1)
-					return fmt.Errorf("%w: segment %s, bytes %d to %d: checksum does not match", ErrDamaged, p.Seg.Key, p.SegOff, p.SegOff+p.Len)
+					return err
 				}
 			}
 			return nil
@@ -192,9 +243,8 @@ func (f *fetcher) fetchExtents(ctx context.Context, s *metadata.Slot, need []int
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		for _, k := range run {
-			p := s.Patches[k]
-			out[k] = raw[p.SegOff-first.SegOff:][:p.Len]
+		for i, k := range run {
+			out[k] = plain[i]
 		}
 		return nil
 	})

@@ -189,13 +189,13 @@ func (b *builder) useFold(ch *metadata.SlotChange, f *folded, old *metadata.Slot
 		base := *f.base
 		base.Birth = b.c.N
 		ch.Base = &base
-		b.c.Objects = append(b.c.Objects, metadata.Object{Key: base.Key, Size: int64(base.Len), Sum: f.sum})
+		b.c.Objects = append(b.c.Objects, metadata.Object{Key: base.Key, Size: base.StoredLen(), Sum: f.sum})
 		return
 	}
 	for _, p := range f.patches {
 		p.Commit = b.c.N
 		ch.Add = append(ch.Add, p)
-		b.live[p.Seg.Key] += int64(p.Len)
+		b.live[p.Seg.Key] += int64(p.StoredLen())
 	}
 	if _, ok := b.newSegs[f.pack.key]; !ok {
 		b.newSegs[f.pack.key] = len(b.c.Segments)
@@ -360,14 +360,15 @@ func (v *Volume) foldSlot(ctx context.Context, k slotKey, force bool) (*folded, 
 		return f, buf, nil
 	}
 	id := metadata.CommitID{Epoch: v.epoch()}
-	if f.base, err = v.newBase(buf, id, int64(k.slot)*v.objectSize, v.nodes.path(k.ino)); err != nil {
+	var body []byte
+	if f.base, body, err = v.newBase(buf, id, int64(k.slot)*v.objectSize, k.ino); err != nil {
 		return nil, nil, err
 	}
-	f.sum = checksum(buf)
-	if err := v.persist(ctx, f.base.Key, buf); err != nil {
+	f.sum = checksum(body)
+	if err := v.persist(ctx, f.base.Key, body); err != nil {
 		return nil, nil, err
 	}
-	return f, buf, nil
+	return f, body, nil
 }
 
 // worthFolding says whether the patches are so many, or so much of the slot,
@@ -428,57 +429,71 @@ func (v *Volume) readClean(ino InodeID, off int64, p []byte) bool {
 
 // packFolds stores folded slots that get no object of their own in segments.
 func (v *Volume) packFolds(ctx context.Context, list []*folded, bodies [][]byte) ([]*folded, error) {
-	var done, open []*folded
+	var done []*folded
+	for len(list) > 0 {
+		n, size := 0, 0
+		for n < len(list) && (n == 0 || size+len(bodies[n]) <= segmentTarget) {
+			size += len(bodies[n])
+			n++
+		}
+		if err := v.packSegment(ctx, list[:n], bodies[:n]); err != nil {
+			return done, err
+		}
+		done = append(done, list[:n]...)
+		list, bodies = list[n:], bodies[n:]
+	}
+	return done, nil
+}
+
+// packSegment stores folded slots in one segment.
+func (v *Volume) packSegment(ctx context.Context, list []*folded, bodies [][]byte) error {
+	random, err := v.randomHex(6)
+	if err != nil {
+		return err
+	}
+	v.mu.RLock()
+	lsn := v.head.LastLSN
+	v.mu.RUnlock()
+	pk := &pack{key: metadata.SegmentKey(v.epoch(), lsn, lsn, random)}
+	fr, err := v.newFrames(pk.key)
+	if err != nil {
+		return err
+	}
 	var buf []byte
-	store := func() error {
-		if len(open) == 0 {
-			return nil
-		}
-		random, err := v.randomHex(6)
-		if err != nil {
-			return err
-		}
-		v.mu.RLock()
-		lsn := v.head.LastLSN
-		v.mu.RUnlock()
-		pk := &pack{key: metadata.SegmentKey(v.epoch(), lsn, lsn, random), size: int64(len(buf)), sum: checksum(buf)}
-		if err := v.persist(ctx, pk.key, buf); err != nil {
-			return err
-		}
-		for _, f := range open {
-			f.pack = pk
-			for i := range f.patches {
-				f.patches[i].Seg = metadata.Ref{Key: pk.key}
-			}
-		}
-		done = append(done, open...)
-		open, buf = nil, nil
-		return nil
-	}
 	for i, f := range list {
-		if len(buf) > 0 && len(buf)+len(bodies[i]) > segmentTarget {
-			if err := store(); err != nil {
-				return done, err
-			}
+		f.patches = extentsOf(f.seen, uint32(len(bodies[i])))
+		for j := range f.patches {
+			p := &f.patches[j]
+			p.Seg = metadata.Ref{Key: pk.key}
+			buf = fr.extent(buf, bodies[i][p.Off:][:p.Len], p)
 		}
-		for _, p := range f.seen.Resolve(0, uint32(len(bodies[i]))) {
-			for off, end := p.Off, p.Off+p.Len; off < end && p.Kind != metadata.PieceZero; {
-				e := min(end, (off/metadata.BlockSize+1)*metadata.BlockSize)
-				ext := bodies[i][off:e]
-				if n := len(f.patches); n > 0 && joins(&f.patches[n-1], off, e) {
-					last := &f.patches[n-1]
-					last.Len += e - off
-					last.Sum = checksum(bodies[i][last.Off:e])
-				} else {
-					f.patches = append(f.patches, metadata.Patch{Off: off, Len: e - off, SegOff: uint32(len(buf)), Sum: checksum(ext)})
-				}
-				buf = append(buf, ext...)
-				off = e
-			}
-		}
-		open = append(open, f)
 	}
-	return done, store()
+	pk.size, pk.sum = int64(len(buf)), checksum(buf)
+	if err := v.persist(ctx, pk.key, buf); err != nil {
+		return err
+	}
+	for _, f := range list {
+		f.pack = pk
+	}
+	return nil
+}
+
+// extentsOf cuts what of a slot is data into extents that end at block
+// boundaries, as few as there can be.
+func extentsOf(s *metadata.Slot, length uint32) []metadata.Patch {
+	var out []metadata.Patch
+	for _, p := range s.Resolve(0, length) {
+		for off, end := p.Off, p.Off+p.Len; off < end && p.Kind != metadata.PieceZero; {
+			e := min(end, (off/metadata.BlockSize+1)*metadata.BlockSize)
+			if n := len(out); n > 0 && joins(&out[n-1], off, e) {
+				out[n-1].Len += e - off
+			} else {
+				out = append(out, metadata.Patch{Off: off, Len: e - off})
+			}
+			off = e
+		}
+	}
+	return out
 }
 
 // joins says whether [off, end) goes on where a patch ends, in the same block.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/cisternfs/cistern/internal/blockcodec"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 )
@@ -24,6 +25,9 @@ type FormatOptions struct {
 	QuotaBytes int64         // 0: none
 	Retention  time.Duration // default 24 h
 	UID, GID   uint32        // of the top directory
+	Compress   string        // blocks: empty or none, lz4 or zstd
+	Keys       *Keys         // encrypts the volume with its first key; nil: it is not encrypted
+	PlainNames bool          // of an encrypted volume: leave documents, and the paths in keys, as they are
 	Now        func() time.Time
 	Rand       io.Reader
 	Owner      metadata.Owner
@@ -47,6 +51,13 @@ func Format(ctx context.Context, o FormatOptions) (*metadata.VolumeDoc, error) {
 	if o.Rand == nil {
 		o.Rand = rand.Reader
 	}
+	method, err := blockcodec.ParseMethod(o.Compress)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if o.PlainNames && o.Keys.First() == nil {
+		return nil, fmt.Errorf("%w: names are readable in a volume that is not encrypted: give a key, or leave that out", ErrInvalid)
+	}
 	if err := formatTarget(ctx, o.Store, o.URL); err != nil {
 		return nil, err
 	}
@@ -60,6 +71,21 @@ func Format(ctx context.Context, o FormatOptions) (*metadata.VolumeDoc, error) {
 	}
 	now := o.Now().UnixNano()
 	settings := metadata.Settings{QuotaBytes: o.QuotaBytes, RetentionSec: int64(o.Retention / time.Second)}
+	doc := &metadata.VolumeDoc{ID: id.String(), ObjectSize: o.ObjectSize, Created: now, PlainNames: o.PlainNames}
+	if method != blockcodec.None {
+		doc.Compress = method.String()
+	}
+	if k := o.Keys.First(); k != nil {
+		doc.Key, settings.Keys = k.Name(), k.Name()
+	}
+	doc.Settings = settings
+	if doc.Compress != "" || doc.Key != "" {
+		doc.Incompat = append(doc.Incompat, metadata.FeatureFrames)
+	}
+	if doc.EncryptsDocuments() {
+		doc.Incompat = append(doc.Incompat, metadata.FeatureDocuments)
+	}
+	o.Store = unlock(o.Store, doc, o.Keys)
 	reign := hex.EncodeToString(random[:16])
 	lease := metadata.Lease{Epoch: 1, Reign: reign, Owner: o.Owner, Nonce: hex.EncodeToString(random[16:]), DurationMS: 15000}
 	version, err := formatPut(ctx, o, metadata.LeaseKey, metadata.EncodeLease(&lease))
@@ -77,7 +103,6 @@ func Format(ctx context.Context, o FormatOptions) (*metadata.VolumeDoc, error) {
 	if _, err := formatPut(ctx, o, metadata.CommitKey(first.CommitID), metadata.EncodeCommit(&first)); err != nil {
 		return nil, err
 	}
-	doc := &metadata.VolumeDoc{ID: id.String(), ObjectSize: o.ObjectSize, Created: now, Settings: settings}
 	if _, err := formatPut(ctx, o, metadata.VolumeKey, metadata.EncodeVolume(doc)); err != nil {
 		return nil, err
 	}

@@ -40,6 +40,10 @@ func goldenOps() map[string]operation {
 		"share": &shareOp{ino: 5, slot: 3, base: metadata.Base{
 			Ref: metadata.Ref{Volume: "v", Key: "objects/k"}, Len: 8192, Birth: 12, Sums: []uint32{7},
 		}, time: now},
+		"share frames": &shareOp{ino: 5, slot: 3, base: metadata.Base{
+			Ref: metadata.Ref{Key: "objects/k"}, Len: 200000, Birth: 12, Sums: []uint32{7, 8}, Stored: []uint32{300, 4},
+			Cipher: metadata.Cipher{Key: "0011223344556677", Born: metadata.Ref{Volume: "v", Key: "objects/b"}},
+		}, time: now, frames: true},
 	}
 }
 

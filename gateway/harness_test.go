@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cisternfs/cistern/internal/blockcodec"
 	"github.com/cisternfs/cistern/internal/vfs"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
@@ -32,6 +34,54 @@ type lab struct {
 	opt     Options // what every mount gets
 	mu      sync.Mutex
 	alive   *[]*Volume // of this machine and its forks
+	form    form
+}
+
+// form is how a volume's blocks and documents are stored.
+type form struct {
+	compress   string
+	encrypt    bool
+	plainNames bool
+}
+
+// forms are those that differ.
+func forms() map[string]form {
+	return map[string]form{
+		"plain": {}, "lz4": {compress: "lz4"}, "zstd": {compress: "zstd"}, "encrypted": {encrypt: true},
+		"all": {compress: "zstd", encrypt: true}, "names readable": {compress: "lz4", encrypt: true, plainNames: true},
+	}
+}
+
+// testKey is the n-th key of all tests.
+func testKey(n int) *blockcodec.Key {
+	k, err := blockcodec.ParseKey(bytes.Repeat([]byte{byte(n)}, 32))
+	if err != nil {
+		panic(err)
+	}
+	return k
+}
+
+// testKeys has the keys with these numbers.
+func testKeys(n ...int) *Keys {
+	var list []*blockcodec.Key
+	for _, n := range n {
+		list = append(list, testKey(n))
+	}
+	return blockcodec.NewRing(list...)
+}
+
+// bucketView shows a commit of a bucket, whatever the volume's form.
+func bucketView(s objstore.Store, change func(*ViewOptions)) (*View, error) {
+	keys := testKeys(1, 2, 3)
+	s, err := Unlock(bg, s, "mem://lab", keys)
+	if err != nil {
+		return nil, err
+	}
+	o := ViewOptions{Store: s, Keys: keys, URL: "mem://lab", KV: metadata.NewMemKV()}
+	if change != nil {
+		change(&o)
+	}
+	return OpenView(bg, o)
 }
 
 // reap ends what a failed test left, so that nothing of it outlives the bubble.
@@ -44,7 +94,11 @@ func (l *lab) reap() {
 }
 
 func newLab(t *testing.T, seed int64, objectSize int64) *lab {
-	l := &lab{t: t, alive: new([]*Volume), bucket: mem.NewRecording(), disk: vfs.NewMem(), kv: metadata.NewMemKV(), rng: rand.New(rand.NewPCG(uint64(seed), 7)), diskRng: oldrand.New(oldrand.NewSource(seed)), dir: "/state"}
+	return newLabAs(t, seed, objectSize, form{})
+}
+
+func newLabAs(t *testing.T, seed int64, objectSize int64, as form) *lab {
+	l := &lab{form: as, t: t, alive: new([]*Volume), bucket: mem.NewRecording(), disk: vfs.NewMem(), kv: metadata.NewMemKV(), rng: rand.New(rand.NewPCG(uint64(seed), 7)), diskRng: oldrand.New(oldrand.NewSource(seed)), dir: "/state"}
 	t.Cleanup(l.reap)
 	l.opt = Options{
 		URL: "mem://lab", Manual: true, CacheBytes: 8 << 20, JournalBytes: 8 << 20, JournalFileBytes: 2 << 20,
@@ -54,7 +108,12 @@ func newLab(t *testing.T, seed int64, objectSize int64) *lab {
 	if *logFlag {
 		l.opt.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
-	_, err := Format(context.Background(), FormatOptions{Store: l.bucket, URL: "mem://lab", ObjectSize: objectSize, Rand: l})
+	if as.encrypt {
+		l.opt.Keys = testKeys(1)
+	}
+	_, err := Format(context.Background(), FormatOptions{
+		Store: l.bucket, URL: "mem://lab", ObjectSize: objectSize, Rand: l, Compress: as.compress, Keys: l.opt.Keys, PlainNames: as.plainNames,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,6 +133,12 @@ func (l *lab) Read(p []byte) (int, error) {
 // mount opens the volume on the lab's disk, over a store of the caller's.
 func (l *lab) mount(s objstore.Store, change func(*Options)) (*Volume, error) {
 	o := l.opt
+	if l.form.encrypt {
+		var err error
+		if s, err = Unlock(bg, s, "mem://lab", l.opt.Keys); err != nil {
+			return nil, err
+		}
+	}
 	l.fault = vfs.NewFault(l.disk)
 	o.Store, o.FS, o.StateDir = s, l.fault, l.dir
 	o.OpenKV = func(dir string) (metadata.KV, error) {

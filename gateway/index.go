@@ -168,7 +168,7 @@ func loadPages(ctx context.Context, s objstore.Store, id metadata.CommitID, kv m
 // documentOrStore gives an error of loading its class: one of the store keeps
 // its own.
 func documentOrStore(key string, err error) error {
-	if errors.Is(err, ErrStore) || errors.Is(err, ErrInterrupted) || errors.Is(err, ErrDamaged) {
+	if errors.Is(err, ErrStore) || errors.Is(err, ErrInterrupted) || errors.Is(err, ErrDamaged) || errors.Is(err, ErrKey) {
 		return err
 	}
 	return documentError(key, err)

@@ -308,6 +308,8 @@ func (v *Volume) leaseLost() time.Duration {
 // storeError gives a failure of the store its class.
 func storeError(what string, err error) error {
 	switch {
+	case errors.Is(err, ErrKey):
+		return fmt.Errorf("%s: %w", what, err)
 	case errors.Is(err, objstore.ErrDamaged):
 		return fmt.Errorf("%w: %s: %w", ErrDamaged, what, err)
 	case errors.Is(err, context.Canceled):

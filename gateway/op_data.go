@@ -7,7 +7,6 @@ import (
 
 	"github.com/cisternfs/cistern/internal/extent"
 	"github.com/cisternfs/cistern/journal"
-	"github.com/cisternfs/cistern/metadata"
 )
 
 // writeOp stores bytes that the record carries. Staged bytes lie beyond the
@@ -291,7 +290,7 @@ func (o *setOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
 		return nil, ErrInvalid
 	}
 	return func(journal.LSN, journal.Loc) {
-		v.settings = metadata.Settings{QuotaBytes: o.quota, RetentionSec: o.retention}
+		v.settings.QuotaBytes, v.settings.RetentionSec = o.quota, o.retention
 		s := v.settings
 		v.active.settings = &s
 	}, nil

@@ -15,9 +15,16 @@ type shareOp struct {
 	slot uint32
 	base metadata.Base
 	time int64
+	// frames: the object has frames. Such records are of a kind of their own.
+	frames bool
 }
 
-func (o *shareOp) kind() journal.Op { return opShare }
+func (o *shareOp) kind() journal.Op {
+	if o.frames {
+		return opShareFrames
+	}
+	return opShare
+}
 
 func (o *shareOp) codec(c *codec) {
 	c.ino(&o.ino)
@@ -28,6 +35,13 @@ func (o *shareOp) codec(c *codec) {
 	c.u64(&o.base.Birth)
 	c.sums(&o.base.Sums)
 	c.i64(&o.time)
+	if !o.frames {
+		return
+	}
+	c.sums(&o.base.Stored)
+	for _, s := range []*string{&o.base.Cipher.Key, &o.base.Cipher.Born.Volume, &o.base.Cipher.Born.Key} {
+		c.str(s)
+	}
 }
 
 func (o *shareOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
@@ -59,7 +73,7 @@ func (v *Volume) share(ctx context.Context, src *Handle, srcOff int64, dst *Hand
 	if srcOff%size != 0 || dstOff%size != 0 {
 		return 0, false, nil
 	}
-	res, err := v.reserve(ctx, int(4*size/metadata.BlockSize)+512)
+	res, err := v.reserve(ctx, int(8*size/metadata.BlockSize)+1024)
 	if err != nil {
 		return 0, false, err
 	}
@@ -75,7 +89,7 @@ func (v *Volume) share(ctx context.Context, src *Handle, srcOff int64, dst *Hand
 		v.mu.Unlock()
 		return 0, false, err
 	}
-	op := &shareOp{ino: dst.node.id, slot: uint32(dstOff / size), base: *base, time: v.clock()}
+	op := &shareOp{ino: dst.node.id, slot: uint32(dstOff / size), base: *base, time: v.clock(), frames: base.Stored != nil}
 	_, err = v.doLocked(res.Reservation, op, nil)
 	v.mu.Unlock()
 	if errors.Is(err, errWholeLock) {

@@ -26,6 +26,8 @@ const (
 	opPublish journal.Op = 11 // staged bytes become visible, or are dropped
 	opSet     journal.Op = 12 // the volume's settings
 	opShare   journal.Op = 13 // a slot takes another one's object as its base
+
+	opShareFrames journal.Op = 14 // the same with an object that has frames
 )
 
 // operation is one change of the state. plan checks it against the state and
@@ -64,6 +66,8 @@ func newOperation(k journal.Op) (operation, error) {
 		return &setOp{}, nil
 	case opShare:
 		return &shareOp{}, nil
+	case opShareFrames:
+		return &shareOp{frames: true}, nil
 	}
 	return nil, fmt.Errorf("%w: journal record of unknown kind %d", ErrDamaged, k)
 }

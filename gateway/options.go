@@ -60,6 +60,7 @@ func (d Durability) String() string {
 // required; the rest has defaults.
 type Options struct {
 	Store    objstore.Store // the volume's prefix
+	Keys     *Keys          // of an encrypted volume, whose Store is what Unlock returned
 	URL      string         // of the volume, for messages
 	FS       vfs.FS         // the local disk
 	StateDir string         // journal, cache and index

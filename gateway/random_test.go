@@ -204,6 +204,11 @@ func (r *run) bytes() []byte {
 	}
 	p := make([]byte, n)
 	r.Read(p)
+	if r.form.compress != "" && r.rnd(2) == 0 {
+		for i := 8; i < n; i++ {
+			p[i] = p[i-8] // rows that are alike
+		}
+	}
 	return p
 }
 
@@ -500,7 +505,7 @@ func (r *run) check() {
 
 // checkBucket compares the last commit with the state at its cut.
 func (r *run) checkBucket(s objstore.Store) {
-	v, err := OpenView(bg, ViewOptions{Store: s, URL: "mem://lab", KV: metadata.NewMemKV()})
+	v, err := bucketView(s, nil)
 	if err != nil {
 		r.fatalf("view: %v", err)
 	}
@@ -584,6 +589,7 @@ func (r *run) remount(what string, promised journal.LSN) {
 // mountAgain mounts over a fresh connection to the bucket.
 func (r *run) mountAgain(what string) {
 	r.newStore()
+	r.rotate()
 	v, err := r.mount(r.store, nil)
 	for try := 0; errors.Is(err, ErrStore) && try < 20; try++ {
 		v, err = r.mount(r.store, nil)
@@ -665,6 +671,27 @@ func (r *run) restart() {
 	r.remount("clean restart", lsn)
 }
 
+// randomForm draws how a volume is stored: a third of them as it is.
+func randomForm(seed int64) form {
+	rng := rand.New(rand.NewPCG(uint64(seed), 3))
+	if rng.IntN(3) == 0 {
+		return form{}
+	}
+	f := form{compress: []string{"", "lz4", "zstd"}[rng.IntN(3)], encrypt: rng.IntN(3) > 0}
+	f.plainNames = f.encrypt && rng.IntN(2) == 0
+	return f
+}
+
+// rotate sometimes mounts with another key for writing, the earlier ones behind it.
+func (r *run) rotate() {
+	if !r.form.encrypt || r.rnd(3) > 0 {
+		return
+	}
+	first := 1 + r.rnd(3)
+	r.note("key %d", first)
+	r.opt.Keys = testKeys(first, 1, 2, 3)
+}
+
 // randomRun is one run of the random test from a seed. each is called after
 // every step that left the volume mounted.
 func randomRun(t *testing.T, seed int64, steps int, faults bool, each ...func(r *run)) {
@@ -672,7 +699,7 @@ func randomRun(t *testing.T, seed int64, steps int, faults bool, each ...func(r 
 		rng := rand.New(rand.NewPCG(uint64(seed), 1))
 		sizes := []int64{4096, 8192, 12288, 131072, 262144}
 		size := sizes[rng.IntN(len(sizes))]
-		l := newLab(t, seed, size)
+		l := newLabAs(t, seed, size, randomForm(seed))
 		l.opt.CacheBytes = []int64{64 << 10, 512 << 10, 8 << 20}[rng.IntN(3)]
 		if *logFlag {
 			l.opt.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
@@ -762,7 +789,7 @@ func (r *run) prefixes(seed int64) {
 		if _, err := s.Head(bg, metadata.VolumeKey); err != nil {
 			continue // the format had not ended
 		}
-		v, err := OpenView(bg, ViewOptions{Store: s, URL: "mem://lab", KV: metadata.NewMemKV()})
+		v, err := bucketView(s, nil)
 		if err != nil {
 			r.fatalf("after %d of %d changes of the bucket: %v", i, n, err)
 		}

@@ -103,6 +103,9 @@ func (v *Volume) open(ctx context.Context) error {
 	if err := v.useDoc(doc); err != nil {
 		return err
 	}
+	if err := v.needKeys(ctx); err != nil {
+		return err
+	}
 	if err := v.reign(); err != nil {
 		return err
 	}
@@ -151,8 +154,25 @@ func (v *Volume) useDoc(doc *metadata.VolumeDoc) error {
 	if err := doc.Writable(); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrNewerFormat, v.opt.URL, err)
 	}
+	var err error
+	if v.codec, err = newCodec(doc, v.opt.URL, v.opt.Keys); err != nil {
+		return err
+	}
 	v.uploads = newBudget(max(v.opt.UploadBytes, segmentTarget+v.objectSize))
 	return nil
+}
+
+// needKeys refuses keys that are not those of an encrypted volume, before
+// anything is changed.
+func (v *Volume) needKeys(ctx context.Context) error {
+	if v.doc.Key == "" {
+		return nil
+	}
+	head, err := headOf(ctx, v.store)
+	if err != nil || head.commit.Settings == nil {
+		return err
+	}
+	return needKeys(*head.commit.Settings, v.opt.URL, v.opt.Keys)
 }
 
 // fencedAt: somebody sealed this epoch before it began.

@@ -81,7 +81,7 @@ func wantFiles(t *testing.T, v *Volume, want files, when string) {
 // bucketFiles reads the files as a commit in a bucket has them; 0: the last.
 func bucketFiles(t *testing.T, s objstore.Store, commit uint64) files {
 	t.Helper()
-	v, err := OpenView(bg, ViewOptions{Store: s, URL: "mem://lab", KV: metadata.NewMemKV(), Commit: commit})
+	v, err := bucketView(s, func(o *ViewOptions) { o.Commit = commit })
 	if err != nil {
 		t.Fatalf("view of commit %d: %v", commit, err)
 	}

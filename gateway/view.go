@@ -36,6 +36,7 @@ type View struct {
 // ViewOptions tell OpenView what to read.
 type ViewOptions struct {
 	Store   objstore.Store
+	Keys    *Keys // of an encrypted volume, whose Store is what Unlock returned
 	URL     string
 	KV      metadata.KV // an empty store for the index; closed by Close
 	Commit  uint64      // number of the commit to show; 0: the last
@@ -73,6 +74,14 @@ func OpenView(ctx context.Context, o ViewOptions) (*View, error) {
 	}
 	v := &View{url: o.URL, doc: *doc, kv: o.KV}
 	v.fetcher = newFetcher(o.Store, doc.ID, o.Fetches, &v.stats, time.Now)
+	if v.codec, err = newCodec(doc, o.URL, o.Keys); err != nil {
+		return nil, err
+	}
+	if s := head.commit.Settings; s != nil {
+		if err := needKeys(*s, o.URL, o.Keys); err != nil {
+			return nil, err
+		}
+	}
 	ix, _, err := loadIndex(ctx, o.Store, o.KV, doc.ObjectSize, head)
 	if err != nil {
 		return nil, err

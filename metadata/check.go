@@ -263,6 +263,9 @@ func (c *checker) readSlot(k slotKey, s *Slot) {
 		if blocks := (int(b.Len) + BlockSize - 1) / BlockSize; len(b.Sums) != 0 && len(b.Sums) != blocks {
 			c.say("slot %d of inode %d has %d checksums for %d blocks", k.slot, k.ino, len(b.Sums), blocks)
 		}
+		if err := checkBase(b); err != nil {
+			c.say("slot %d of inode %d has %v", k.slot, k.ino, err)
+		}
 		if b.Volume == "" {
 			c.objects[maphash.String(c.seed, b.Key)]++
 			c.refersTo(k, b.Key)
@@ -292,7 +295,7 @@ func (c *checker) readPatches(k slotKey, patches []Patch, limit uint64) {
 			c.say("slot %d of inode %d has patches of commit %d that overlap at %d", k.slot, k.ino, p.Commit, patches[i+1].Off)
 		}
 		if !p.Zero && p.Seg.Volume == "" {
-			c.live[p.Seg.Key] += int64(p.Len)
+			c.live[p.Seg.Key] += int64(p.StoredLen())
 			c.refersTo(k, p.Seg.Key)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -59,6 +60,30 @@ func goldenCommit() *Commit {
 	}
 }
 
+// goldenFrames is a commit of a volume whose blocks and extents are frames.
+func goldenFrames() *Commit {
+	key, old := "0011223344556677", "8899aabbccddeeff"
+	seg := Ref{Key: SegmentKey(3, 100, 200, "5fa3c1d2e4b6")}
+	parent := Ref{Volume: "11111111-2222-3333-4444-555555555555", Key: SegmentKey(1, 7, 9, "00")}
+	born := Ref{Volume: parent.Volume, Key: "objects/z"}
+	return &Commit{
+		CommitID: CommitID{Epoch: 3, N: 42}, Time: 1700000000123456789,
+		Settings: &Settings{RetentionSec: 86400, Keys: key + "," + old},
+		Segments: []Segment{{Key: "segments/plain"}, {Key: seg.Key, Size: 4096, Live: 30, Birth: 42, Sum: 0xdeadbeef}},
+		Slots: []SlotChange{
+			{Inode: 2, Slot: 0, Add: []Patch{
+				{Commit: 42, Off: 0, Len: 10, Seg: seg, SegOff: 64, Sum: 1, Stored: 35, Cipher: Cipher{Key: key}},
+				{Commit: 42, Off: 16384, Len: 131072 - 16384, Seg: seg, SegOff: 99, Sum: 2, Stored: 131100, Cipher: Cipher{Key: key}},
+				{Commit: 42, Off: 200000, Len: 300000, Zero: true},
+				{Commit: 42, Off: 600000, Len: 5, Seg: parent, SegOff: 9, Sum: 3, Stored: 30, Cipher: Cipher{Key: old, Born: Ref{Volume: born.Volume, Key: "segments/born"}}},
+				{Commit: 42, Off: 700000, Len: 5, Seg: Ref{Key: "segments/plain"}, SegOff: 9, Sum: 3},
+			}},
+			{Inode: 2, Slot: 9, Base: &Base{Ref: Ref{Key: "objects/y"}, Len: 200000, Birth: 42, Sums: []uint32{1, 0xfffffffe}, Stored: []uint32{131097, 70}, Cipher: Cipher{Key: old, Born: born}}},
+			{Inode: 3, Slot: 0, Base: &Base{Ref: Ref{Key: "objects/x"}, Len: 5, Birth: 42, Sums: []uint32{1}, Stored: []uint32{6}}},
+		},
+	}
+}
+
 func goldenManifest() *Manifest {
 	id := CommitID{Epoch: 3, N: 42}
 	return &Manifest{
@@ -77,6 +102,12 @@ type document struct {
 	decode func([]byte) (any, error)
 }
 
+// kind is the document's: a name may go on after it.
+func (d *document) kind() string {
+	kind, _, _ := strings.Cut(d.name, "-")
+	return kind
+}
+
 func anyOf[T any](fn func([]byte) (*T, error)) func([]byte) (any, error) {
 	return func(b []byte) (any, error) {
 		v, err := fn(b)
@@ -91,6 +122,9 @@ func documents() []document {
 		Nonce: "n1", DurationMS: 15000, Released: true, Hint: CommitID{Epoch: 3, N: 42}}
 	volume := &VolumeDoc{ID: "11111111-2222-3333-4444-555555555555", Name: "vol", Format: 1, Compat: []string{"a"}, ROCompat: []string{"r"},
 		ObjectSize: 5 << 20, Created: 1700000000123456789, Settings: Settings{QuotaBytes: 1 << 50, RetentionSec: 86400}}
+	frames := goldenFrames()
+	secret := &VolumeDoc{ID: volume.ID, Format: 1, Incompat: []string{FeatureFrames, FeatureDocuments}, ObjectSize: 5 << 20, Created: 1700000000123456789,
+		Settings: Settings{Keys: "0011223344556677"}, Compress: "zstd", Key: "0011223344556677", PlainNames: true}
 	pin := &Pin{Kind: "snapshot", Name: "before/upgrade", Commit: CommitID{Epoch: 3, N: 42}, Holder: "dba@db1", Expiry: 1800000000000000000}
 	return []document{
 		{"commit", commit, func() []byte { return EncodeCommit(commit) }, anyOf(DecodeCommit)},
@@ -98,6 +132,8 @@ func documents() []document {
 		{"lease", lease, func() []byte { return EncodeLease(lease) }, anyOf(DecodeLease)},
 		{"volume", volume, func() []byte { return EncodeVolume(volume) }, anyOf(DecodeVolume)},
 		{"pin", pin, func() []byte { return EncodePin(pin) }, anyOf(DecodePin)},
+		{"commit-frames", frames, func() []byte { return EncodeCommit(frames) }, anyOf(DecodeCommit)},
+		{"volume-frames", secret, func() []byte { return EncodeVolume(secret) }, anyOf(DecodeVolume)},
 		{"manifest", m, func() []byte { return EncodeManifest(m) }, anyOf(DecodeManifest)},
 	}
 }
@@ -135,7 +171,7 @@ func TestDocuments_Decode_EveryFlippedByteIsDamage(t *testing.T) {
 		body := d.encode()
 		for i := range body {
 			for _, bad := range [][]byte{body[:i], flip(body, i)} {
-				if _, err := d.decode(bad); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), d.name) {
+				if _, err := d.decode(bad); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), d.kind()) {
 					t.Fatalf("%s, byte %d: %v", d.name, i, err)
 				}
 			}
@@ -192,7 +228,7 @@ func TestDocuments_Decode_NewerAndUnknown(t *testing.T) {
 func TestDecodeCommitOrSeal_TellsThemApart(t *testing.T) {
 	for _, d := range documents() {
 		c, s, err := DecodeCommitOrSeal(d.encode())
-		switch d.name {
+		switch d.kind() {
 		case "commit":
 			if err != nil || s != nil || !reflect.DeepEqual(c, d.value) {
 				t.Errorf("commit: %v", err)
@@ -263,6 +299,65 @@ func goldenRecords() []op {
 	}
 }
 
+// frameRecords are the records that know of frames.
+func frameRecords() []op {
+	c := goldenFrames()
+	head := Head{CommitID: c.CommitID, Hash: "h", Settings: *c.Settings}
+	list := []op{{headKey(), encodeHead(&head)}}
+	for _, s := range c.Slots {
+		k := slotKey{s.Inode, s.Slot}
+		if s.Base != nil {
+			list = append(list, op{baseKey(k), encodeBase(baseKey(k), s.Base)})
+		}
+		for i := range s.Add {
+			key := patchKey(k, s.Add[i].Key())
+			list = append(list, op{key, encodePatch(key, &s.Add[i])})
+		}
+	}
+	return list
+}
+
+func TestRecords_Encode_GoldenFrames(t *testing.T) {
+	var text, lines bytes.Buffer
+	for _, r := range frameRecords() {
+		fmt.Fprintf(&text, "%s %s\n", hex.EncodeToString(r.key), hex.EncodeToString(r.value))
+		line, err := encodeLine(r.key, r.value)
+		must(t, err)
+		if line != nil {
+			lines.Write(append(line, '\n'))
+			must(t, decodeLine(line, func(k, v []byte) {
+				if !bytes.Equal(k, r.key) || !bytes.Equal(v, r.value) {
+					t.Errorf("%s comes back as %x, not %x", recordName(r.key), v, r.value)
+				}
+			}))
+		}
+	}
+	golden(t, "index-records-frames.txt", text.Bytes())
+	golden(t, "manifest-page-frames.jsonl", lines.Bytes())
+	c := goldenFrames()
+	for _, r := range frameRecords()[1:] {
+		s := &c.Slots[0]
+		if ino, no := InodeID(keyUint(r.key, 1)), uint32(keyUint(r.key, 5)); ino == 3 || no == 9 {
+			b, err := decodeBase(r.key, r.value)
+			must(t, err)
+			if want := c.Slots[1+int(ino-2)].Base; !reflect.DeepEqual(b, want) {
+				t.Errorf("the base comes back as %+v, not %+v", b, want)
+			}
+			continue
+		}
+		p, err := decodePatch(r.key, r.value)
+		must(t, err)
+		if !slices.Contains(s.Add, p) {
+			t.Errorf("a patch comes back as %+v", p)
+		}
+	}
+	head, err := decodeHead(frameRecords()[0].value)
+	must(t, err)
+	if names := head.Settings.KeyNames(); len(names) != 2 || names[0] != "0011223344556677" {
+		t.Errorf("the head names the keys %q", names)
+	}
+}
+
 func TestRecords_Encode_GoldenBytes(t *testing.T) {
 	var text, lines bytes.Buffer
 	for _, r := range goldenRecords() {
@@ -313,7 +408,7 @@ func TestRecords_Encode_GoldenBytes(t *testing.T) {
 }
 
 func TestRecords_Decode_EveryFlippedByteIsDamage(t *testing.T) {
-	for _, r := range goldenRecords() {
+	for _, r := range append(goldenRecords(), frameRecords()...) {
 		for i := range r.value {
 			for _, bad := range [][]byte{flip(r.value, i), r.value[:i]} {
 				if err := decodeAny(r.key, bad); !errors.Is(err, ErrDamaged) {

@@ -83,6 +83,7 @@ func EncodeCommit(c *Commit) []byte {
 		}
 		d.Slots = append(d.Slots, s)
 	}
+	w.setCiphers(d.Segs)
 	d.Refs = w.extra
 	return sealDoc(d)
 }
@@ -130,11 +131,11 @@ func DecodeCommit(body []byte) (*Commit, error) {
 		c.Settings = &s
 	}
 	r := &patchReader{commit: c.N}
-	for _, s := range c.Segments {
-		r.refs = append(r.refs, Ref{Key: s.Key})
+	for i, s := range c.Segments {
+		r.refs, r.ciphers = append(r.refs, Ref{Key: s.Key}), append(r.ciphers, d.Segs[i].cipher())
 	}
 	for _, x := range d.Refs {
-		r.refs = append(r.refs, Ref{Volume: string(x.Volume), Key: string(x.Key)})
+		r.refs, r.ciphers = append(r.refs, Ref{Volume: string(x.Volume), Key: string(x.Key)}), append(r.ciphers, x.cipher())
 	}
 	for i := range d.Slots {
 		if i > 0 && d.Slots[i].Inode == 0 {

@@ -100,11 +100,24 @@ type VolumeDoc struct {
 	ObjectSize int64    // bytes of a slot
 	Created    int64    // nanoseconds since 1970
 	Settings   Settings // the first ones
+	Compress   string   // how blocks are compressed: empty, lz4 or zstd
+	Key        string   // name of the first encryption key; empty: nothing is encrypted
+	PlainNames bool     // of an encrypted volume: documents and the paths in keys are not
 }
 
+// EncryptsDocuments says whether commits and manifests are encrypted.
+func (v *VolumeDoc) EncryptsDocuments() bool { return v.Key != "" && !v.PlainNames }
+
+// Features of a volume that a release must know to read it.
+const (
+	FeatureFrames    = "frames"              // blocks and extents may be frames
+	FeatureDocuments = "encrypted-documents" // commits and manifests are encrypted
+)
+
 type settingsDoc struct {
-	QuotaBytes   snum `json:"quota,omitempty"`
-	RetentionSec snum `json:"retention,omitempty"`
+	QuotaBytes   snum   `json:"quota,omitempty"`
+	RetentionSec snum   `json:"retention,omitempty"`
+	Keys         string `json:"keys,omitempty"`
 }
 
 type volumeDoc struct {
@@ -117,11 +130,14 @@ type volumeDoc struct {
 	ObjectSize int64       `json:"object_size"`
 	Created    snum        `json:"created"`
 	Settings   settingsDoc `json:"settings"`
+	Compress   string      `json:"compress,omitempty"`
+	Key        string      `json:"key,omitempty"`
+	PlainNames bool        `json:"plain_names,omitempty"`
 }
 
 // knownROCompat and knownIncompat list the flags that this release knows.
 func knownROCompat() []string { return nil }
-func knownIncompat() []string { return nil }
+func knownIncompat() []string { return []string{FeatureFrames, FeatureDocuments} }
 
 // EncodeVolume returns the volume's document; Format 0 means the current one.
 func EncodeVolume(v *VolumeDoc) []byte {
@@ -133,6 +149,7 @@ func EncodeVolume(v *VolumeDoc) []byte {
 		docHead: docHead{Kind: "volume", V: format}, ID: v.ID, Name: text(v.Name),
 		Compat: v.Compat, ROCompat: v.ROCompat, Incompat: v.Incompat, ObjectSize: v.ObjectSize,
 		Created: snum(v.Created), Settings: newSettingsDoc(v.Settings),
+		Compress: v.Compress, Key: v.Key, PlainNames: v.PlainNames,
 	})
 }
 
@@ -152,6 +169,7 @@ func DecodeVolume(body []byte) (*VolumeDoc, error) {
 	return &VolumeDoc{
 		ID: d.ID, Name: string(d.Name), Format: d.V, Compat: d.Compat, ROCompat: d.ROCompat, Incompat: d.Incompat,
 		ObjectSize: d.ObjectSize, Created: int64(d.Created), Settings: d.Settings.settings(),
+		Compress: d.Compress, Key: d.Key, PlainNames: d.PlainNames,
 	}, nil
 }
 
@@ -175,11 +193,11 @@ func unknown(flags, known []string) string {
 }
 
 func newSettingsDoc(s Settings) settingsDoc {
-	return settingsDoc{QuotaBytes: snum(s.QuotaBytes), RetentionSec: snum(s.RetentionSec)}
+	return settingsDoc{QuotaBytes: snum(s.QuotaBytes), RetentionSec: snum(s.RetentionSec), Keys: s.Keys}
 }
 
 func (d settingsDoc) settings() Settings {
-	return Settings{QuotaBytes: int64(d.QuotaBytes), RetentionSec: int64(d.RetentionSec)}
+	return Settings{QuotaBytes: int64(d.QuotaBytes), RetentionSec: int64(d.RetentionSec), Keys: d.Keys}
 }
 
 // Pin keeps a commit alive. Anyone may write one, without the lease.

@@ -278,6 +278,8 @@ type slotPatchDoc struct {
 	Volume text   `json:"w,omitempty"`
 	SegOff uint32 `json:"p,omitempty"`
 	Sum    uint32 `json:"x,omitempty"`
+	Stored uint32 `json:"z,omitempty"`
+	frameDoc
 }
 
 // encodeLine returns a record's line; nil for one that is not in a manifest.
@@ -359,6 +361,7 @@ func (l *lineDoc) slot(key, value []byte) error {
 	l.Patch = &slotPatchDoc{
 		Inode: ino, Slot: n, Commit: num(p.Commit), Off: p.Off, Len: p.Len,
 		Key: text(p.Seg.Key), Volume: text(p.Seg.Volume), SegOff: p.SegOff, Sum: p.Sum,
+		Stored: p.Stored, frameDoc: newFrameDoc(p.Cipher),
 	}
 	return nil
 }
@@ -421,5 +424,6 @@ func (d *slotPatchDoc) patch() Patch {
 	return Patch{
 		Commit: uint64(d.Commit), Off: d.Off, Len: d.Len, Zero: d.Key == "",
 		Seg: Ref{Volume: string(d.Volume), Key: string(d.Key)}, SegOff: d.SegOff, Sum: d.Sum,
+		Stored: d.Stored, Cipher: d.cipher(),
 	}
 }

@@ -33,6 +33,7 @@ const (
 const (
 	flagZero   = 1 << 0 // a patch of zeros
 	flagVolume = 1 << 1 // a reference into another volume
+	flagFrame  = 1 << 2 // the extent is a frame
 )
 
 type slotKey struct {
@@ -173,7 +174,9 @@ func (d *decoder) string() string { return string(d.view()) }
 
 // interned returns a string that all records share: a segment's key stands in
 // each of its patches.
-func (d *decoder) interned() string { return unique.Make(string(d.view())).Value() }
+func (d *decoder) interned() string { return interned(string(d.view())) }
+
+func interned(s string) string { return unique.Make(s).Value() }
 
 // end returns ErrDamaged when anything was missing or is left.
 func (d *decoder) end(key []byte) error {

@@ -77,26 +77,43 @@ func (d *nameDoc) dentry() Dentry {
 	return Dentry{Parent: InodeID(d.Parent), Name: string(d.Name), Inode: InodeID(d.Inode), Type: d.Type, Cookie: uint64(d.Cookie)}
 }
 
+// frameDoc is a Cipher, beside the reference that it belongs to.
+type frameDoc struct {
+	Enc        text `json:"e,omitempty"`
+	BornVolume text `json:"bv,omitempty"`
+	BornKey    text `json:"bk,omitempty"`
+}
+
+func newFrameDoc(s Cipher) frameDoc {
+	return frameDoc{Enc: text(s.Key), BornVolume: text(s.Born.Volume), BornKey: text(s.Born.Key)}
+}
+
+func (d *frameDoc) cipher() Cipher {
+	return Cipher{Key: interned(string(d.Enc)), Born: Ref{Volume: interned(string(d.BornVolume)), Key: string(d.BornKey)}}
+}
+
 type baseDoc struct {
 	Key    text   `json:"k"`
 	Volume text   `json:"w,omitempty"`
 	Len    uint32 `json:"l"`
 	Birth  num    `json:"b"`
 	Sums   sums   `json:"c,omitempty"`
+	Stored sums   `json:"z,omitempty"`
+	frameDoc
 }
 
 func newBaseDoc(b *Base) *baseDoc {
 	if b == nil {
 		return nil
 	}
-	return &baseDoc{Key: text(b.Key), Volume: text(b.Volume), Len: b.Len, Birth: num(b.Birth), Sums: b.Sums}
+	return &baseDoc{Key: text(b.Key), Volume: text(b.Volume), Len: b.Len, Birth: num(b.Birth), Sums: b.Sums, Stored: b.Stored, frameDoc: newFrameDoc(b.Cipher)}
 }
 
 func (d *baseDoc) base() (*Base, error) {
 	if d == nil {
 		return nil, nil
 	}
-	b := &Base{Ref: Ref{Volume: string(d.Volume), Key: string(d.Key)}, Len: d.Len, Birth: uint64(d.Birth), Sums: d.Sums}
+	b := &Base{Ref: Ref{Volume: string(d.Volume), Key: string(d.Key)}, Len: d.Len, Birth: uint64(d.Birth), Sums: d.Sums, Stored: d.Stored, Cipher: d.cipher()}
 	return b, checkBase(b)
 }
 
@@ -104,6 +121,15 @@ func (d *baseDoc) base() (*Base, error) {
 func checkBase(b *Base) error {
 	if b.Key == "" || b.Len > maxSlotSize {
 		return fmt.Errorf("a base %q of %d bytes", b.Key, b.Len)
+	}
+	blocks := (int(b.Len) + BlockSize - 1) / BlockSize
+	if b.Stored == nil && b.Cipher != (Cipher{}) || b.Stored != nil && (len(b.Stored) != blocks || len(b.Sums) != blocks) {
+		return fmt.Errorf("a base %q of %d blocks with %d frames and %d checksums", b.Key, blocks, len(b.Stored), len(b.Sums))
+	}
+	for i, n := range b.Stored {
+		if n == 0 || n > maxFrame {
+			return fmt.Errorf("a base %q whose frame %d has %d bytes", b.Key, i, n)
+		}
 	}
 	return nil
 }
@@ -115,6 +141,8 @@ func checkPatch(p *Patch) error {
 		return fmt.Errorf("a patch of %d bytes at %d", p.Len, p.Off)
 	case !p.Zero && (p.Seg.Key == "" || p.Len > MaxExtent):
 		return fmt.Errorf("a patch of %d bytes in segment %q", p.Len, p.Seg.Key)
+	case p.Stored > maxFrame || p.Stored == 0 && p.Cipher != (Cipher{}) || p.Zero && p.Stored != 0:
+		return fmt.Errorf("a patch of %d bytes whose frame in segment %q has %d", p.Len, p.Seg.Key, p.Stored)
 	}
 	return nil
 }
@@ -122,14 +150,16 @@ func checkPatch(p *Patch) error {
 type refDoc struct {
 	Key    text `json:"k"`
 	Volume text `json:"w,omitempty"`
+	frameDoc
 }
 
 type segmentDoc struct {
-	Key   text   `json:"k"`
-	Size  snum   `json:"s,omitempty"`
-	Live  snum   `json:"l,omitempty"`
-	Birth num    `json:"b,omitempty"`
-	Sum   uint32 `json:"c,omitempty"`
+	Key      text   `json:"k"`
+	Size     snum   `json:"s,omitempty"`
+	Live     snum   `json:"l,omitempty"`
+	Birth    num    `json:"b,omitempty"`
+	Sum      uint32 `json:"c,omitempty"`
+	frameDoc        // of the patches that the document has
 }
 
 func newSegmentDoc(s Segment) segmentDoc {
@@ -188,14 +218,15 @@ type patchDoc []uint32
 // patchWriter and patchReader hold where the document's previous patch ended: at
 // first the start of its first segment.
 type patchWriter struct {
-	index map[Ref]uint32
-	extra []refDoc // segments that patches name and "segs" does not list
-	seg   uint32
-	end   uint64
+	index   map[Ref]uint32
+	extra   []refDoc // segments that patches name and "segs" does not list
+	ciphers map[uint32]Cipher
+	seg     uint32
+	end     uint64
 }
 
 func newPatchWriter(segs []Segment) *patchWriter {
-	w := &patchWriter{index: make(map[Ref]uint32, len(segs))}
+	w := &patchWriter{index: make(map[Ref]uint32, len(segs)), ciphers: map[uint32]Cipher{}}
 	for _, s := range segs {
 		w.index[Ref{Key: s.Key}] = uint32(len(w.index))
 	}
@@ -212,9 +243,15 @@ func (w *patchWriter) write(p *Patch) patchDoc {
 		w.index[p.Seg] = seg
 		w.extra = append(w.extra, refDoc{Key: text(p.Seg.Key), Volume: text(p.Seg.Volume)})
 	}
+	if p.Cipher != (Cipher{}) {
+		w.ciphers[seg] = p.Cipher
+	}
 	goesOn := w.seg == seg && w.end <= uint64(p.SegOff)
 	gap := uint64(p.SegOff) - w.end
-	w.seg, w.end = seg, uint64(p.SegOff)+uint64(p.Len)
+	w.seg, w.end = seg, uint64(p.SegOff)+uint64(p.StoredLen())
+	if p.Stored != 0 {
+		return patchDoc{p.Off, p.Len, p.Sum, p.SegOff, seg, p.Stored}
+	}
 	switch {
 	case goesOn && gap == 0:
 		return patchDoc{p.Off, p.Len, p.Sum}
@@ -224,11 +261,23 @@ func (w *patchWriter) write(p *Patch) patchDoc {
 	return patchDoc{p.Off, p.Len, p.Sum, p.SegOff, seg}
 }
 
+// setCiphers completes the lists of segments when all patches are written.
+func (w *patchWriter) setCiphers(segs []segmentDoc) {
+	for i, s := range w.ciphers {
+		if int(i) < len(segs) {
+			segs[i].frameDoc = newFrameDoc(s)
+		} else {
+			w.extra[int(i)-len(segs)].frameDoc = newFrameDoc(s)
+		}
+	}
+}
+
 type patchReader struct {
-	commit uint64
-	refs   []Ref
-	seg    uint64
-	end    uint64
+	commit  uint64
+	refs    []Ref
+	ciphers []Cipher // of the frames in refs
+	seg     uint64
+	end     uint64
 }
 
 func (r *patchReader) read(d patchDoc) (Patch, error) {
@@ -240,7 +289,7 @@ func (r *patchReader) read(d patchDoc) (Patch, error) {
 	case 3:
 	case 4:
 		r.end += uint64(d[3])
-	case 5:
+	case 5, 6:
 		r.seg, r.end = uint64(d[4]), uint64(d[3])
 	default:
 		return p, fmt.Errorf("a patch has %d numbers", len(d))
@@ -249,6 +298,9 @@ func (r *patchReader) read(d patchDoc) (Patch, error) {
 		return p, fmt.Errorf("a patch lies at %d in segment %d of %d", r.end, r.seg, len(r.refs))
 	}
 	p.Off, p.Len, p.Sum, p.SegOff, p.Seg = d[0], d[1], d[2], uint32(r.end), r.refs[r.seg]
-	r.end += uint64(p.Len)
+	if len(d) == 6 {
+		p.Stored, p.Cipher = d[5], r.ciphers[r.seg]
+	}
+	r.end += uint64(p.StoredLen())
 	return p, checkPatch(&p)
 }

@@ -208,13 +208,13 @@ func paint(v []Piece, p *Patch, index int) []Piece {
 
 // cost estimates a decoded slot's memory in bytes, its visible pieces included.
 func (s *Slot) cost() int64 {
-	const slot, base, patch, piece = 64, 160, 64, 24
+	const slot, base, patch, piece = 64, 240, 120, 24
 	if s == nil {
 		return slot
 	}
 	n := int64(slot + len(s.Patches)*(patch+2*piece))
 	if s.Base != nil {
-		n += base + int64(len(s.Base.Key)+4*len(s.Base.Sums))
+		n += base + int64(len(s.Base.Key)+4*len(s.Base.Sums)+4*len(s.Base.Stored))
 	}
 	return n
 }

@@ -3,6 +3,7 @@ package metadata
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 )
 
@@ -15,8 +16,11 @@ const RootInode InodeID = 1
 // BlockSize is the unit of checksums in bytes: part of the format.
 const BlockSize = 128 << 10
 
-// MaxExtent is the largest stored extent of a segment in bytes.
+// MaxExtent is the largest extent of a segment in plain bytes.
 const MaxExtent = BlockSize
+
+// maxFrame is the longest frame of a block or an extent in bytes.
+const maxFrame = BlockSize + 64
 
 // MaxName is the longest name in bytes.
 const MaxName = 255
@@ -80,12 +84,42 @@ type Ref struct {
 	Key    string
 }
 
+// Cipher says how the frames of a body are encrypted. Born is what the body was
+// born as, where that is not the reference to it; a frame opens only with it.
+type Cipher struct {
+	Key  string // the encryption key's name; empty: not encrypted
+	Born Ref
+}
+
 // Base is the object that a slot starts from: bytes [0, Len) of the slot.
 type Base struct {
 	Ref
-	Len   uint32   // bytes
-	Birth uint64   // commit that first named the object
-	Sums  []uint32 // CRC32C of the plain bytes of each block, the last one short
+	Len    uint32   // plain bytes
+	Birth  uint64   // commit that first named the object
+	Sums   []uint32 // CRC32C of the plain bytes of each block, the last one short
+	Stored []uint32 // lengths of the blocks' frames; nil: the object is the plain bytes
+	Cipher Cipher   // of the frames
+}
+
+// StoredLen is the length of the object in bytes.
+func (b *Base) StoredLen() int64 {
+	if b.Stored == nil {
+		return int64(b.Len)
+	}
+	_, n := b.StoredRange(0, len(b.Stored))
+	return n
+}
+
+// StoredRange returns where the frames of blocks [first, end) lie in an object
+// that has frames: offset and length in bytes.
+func (b *Base) StoredRange(first, end int) (off, n int64) {
+	for _, l := range b.Stored[:first] {
+		off += int64(l)
+	}
+	for _, l := range b.Stored[first:end] {
+		n += int64(l)
+	}
+	return off, n
 }
 
 // Patch is a range of a slot that lives in a segment, or that is zeros and
@@ -94,11 +128,21 @@ type Base struct {
 type Patch struct {
 	Commit uint64
 	Off    uint32 // in the slot
-	Len    uint32 // bytes; at most MaxExtent unless zero
+	Len    uint32 // plain bytes; at most MaxExtent unless zero
 	Zero   bool
 	Seg    Ref
-	SegOff uint32 // where the extent starts in the segment
-	Sum    uint32 // CRC32C of the extent
+	SegOff uint32 // where the extent starts in the segment: the number of its frame
+	Sum    uint32 // CRC32C of the extent's plain bytes
+	Stored uint32 // length of the extent's frame; 0: the extent is the plain bytes
+	Cipher Cipher // of the frame
+}
+
+// StoredLen is the length of the extent in the segment in bytes.
+func (p *Patch) StoredLen() uint32 {
+	if p.Stored == 0 {
+		return p.Len
+	}
+	return p.Stored
 }
 
 // Slot is a file's n-th fixed-size piece as committed. Values are immutable and
@@ -147,7 +191,7 @@ type NameChange struct {
 type Segment struct {
 	Key   string
 	Size  int64
-	Live  int64 // bytes that patches of the current state refer to
+	Live  int64 // stored bytes that patches of the current state refer to
 	Birth uint64
 	Sum   uint32 // CRC32C of the whole body; 0 in a pure change of Live
 }
@@ -189,6 +233,15 @@ const (
 type Settings struct {
 	QuotaBytes   int64 // 0: none
 	RetentionSec int64
+	Keys         string // names of the encryption keys that this state needs, with commas; the one for writing first
+}
+
+// KeyNames are the names in Keys.
+func (s Settings) KeyNames() []string {
+	if s.Keys == "" {
+		return nil
+	}
+	return strings.Split(s.Keys, ",")
 }
 
 // Totals are absolute numbers about the whole volume as of a commit.

@@ -98,7 +98,24 @@ func encodeBase(key []byte, b *Base) []byte {
 	for _, s := range b.Sums {
 		e.sum(s)
 	}
+	if b.Stored != nil {
+		e.uint(uint64(len(b.Stored)))
+		for _, n := range b.Stored {
+			e.uint(uint64(n))
+		}
+		e.cipher(b.Cipher)
+	}
 	return e.value(key)
+}
+
+func (e *encoder) cipher(s Cipher) {
+	e.string(s.Key)
+	e.string(s.Born.Volume)
+	e.string(s.Born.Key)
+}
+
+func (d *decoder) cipher() Cipher {
+	return Cipher{Key: d.interned(), Born: Ref{Volume: d.interned(), Key: d.interned()}}
 }
 
 func decodeBase(key, value []byte) (*Base, error) {
@@ -118,6 +135,17 @@ func decodeBase(key, value []byte) (*Base, error) {
 			b.Sums[i] = d.sum()
 		}
 	}
+	if len(d.b) > 0 { // the object has frames
+		if n = d.uint(); n > uint64(len(d.b)) {
+			d.bad = true
+			return nil, d.end(key)
+		}
+		b.Stored = make([]uint32, n)
+		for i := range b.Stored {
+			b.Stored[i] = d.uint32()
+		}
+		b.Cipher = d.cipher()
+	}
 	return b, d.end(key)
 }
 
@@ -132,6 +160,9 @@ func encodePatch(key []byte, p *Patch) []byte {
 	if p.Seg.Volume != "" {
 		flags |= flagVolume
 	}
+	if p.Stored != 0 {
+		flags |= flagFrame
+	}
 	e.uint(flags)
 	e.uint(uint64(p.Len))
 	e.uint(uint64(p.SegOff))
@@ -139,6 +170,10 @@ func encodePatch(key []byte, p *Patch) []byte {
 	e.string(p.Seg.Key)
 	if flags&flagVolume != 0 {
 		e.string(p.Seg.Volume)
+	}
+	if flags&flagFrame != 0 {
+		e.uint(uint64(p.Stored))
+		e.cipher(p.Cipher)
 	}
 	return e.value(key)
 }
@@ -162,6 +197,9 @@ func decodePatch(key, value []byte) (Patch, error) {
 	p.SegOff, p.Sum, p.Seg.Key = d.uint32(), d.sum(), d.interned()
 	if flags&flagVolume != 0 {
 		p.Seg.Volume = d.interned()
+	}
+	if flags&flagFrame != 0 {
+		p.Stored, p.Cipher = d.uint32(), d.cipher()
 	}
 	return p, d.end(key)
 }
@@ -238,6 +276,9 @@ func encodeHead(h *Head) []byte {
 	e.int(h.Totals.UsedBytes)
 	e.uint(uint64(h.Totals.NextInode))
 	e.uint(h.Horizon)
+	if h.Settings.Keys != "" {
+		e.string(h.Settings.Keys)
+	}
 	return e.value(headKey())
 }
 
@@ -256,6 +297,9 @@ func decodeHead(value []byte) (Head, error) {
 	h.Settings.QuotaBytes, h.Settings.RetentionSec = d.int(), d.int()
 	h.Totals.Inodes, h.Totals.UsedBytes, h.Totals.NextInode = d.uint(), d.int(), InodeID(d.uint())
 	h.Horizon = d.uint()
+	if len(d.b) > 0 { // of an encrypted volume
+		h.Settings.Keys = d.string()
+	}
 	return h, d.end(key)
 }
 
