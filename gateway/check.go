@@ -60,6 +60,9 @@ type CheckReport struct {
 	Orphans     int   // listed and referred to by nothing; uploads under way are among them
 	OrphanBytes int64
 	Problems    int
+	PlainBytes  int64            // of the objects and extents that slots refer to
+	StoredBytes int64            // that these take in the bucket
+	Keys        map[string]int64 // of these, by the name of the encryption key; all that the state names
 }
 
 // Check verifies the last commit against itself and against the bucket: the

@@ -53,10 +53,19 @@ func (c *check) slots(ctx context.Context) error {
 
 // measure counts what there is to do.
 func (c *check) measure() error {
+	for _, name := range c.head.Settings.KeyNames() {
+		c.needs(name, 0)
+	}
 	err := c.ix.AllSlots(func(_ InodeID, _ uint32, s *metadata.Slot) bool {
 		c.r.Slots++
-		if s.Base != nil {
+		if b := s.Base; b != nil {
 			c.r.Objects++
+			c.count(int64(b.Len), b.StoredLen(), b.Cipher)
+		}
+		for i := range s.Patches {
+			if p := &s.Patches[i]; !p.Zero {
+				c.count(int64(p.Len), int64(p.StoredLen()), p.Cipher)
+			}
 		}
 		c.total += c.work(s)
 		return true
@@ -65,6 +74,22 @@ func (c *check) measure() error {
 		return fmt.Errorf("slots of the index: %w", err)
 	}
 	return nil
+}
+
+// count counts what a reference refers to.
+func (c *check) count(plain, stored int64, how metadata.Cipher) {
+	c.r.PlainBytes += plain
+	c.r.StoredBytes += stored
+	if how.Key != "" {
+		c.needs(how.Key, stored)
+	}
+}
+
+func (c *check) needs(key string, stored int64) {
+	if c.r.Keys == nil {
+		c.r.Keys = map[string]int64{}
+	}
+	c.r.Keys[key] += stored
 }
 
 // work is what a slot counts for the progress.

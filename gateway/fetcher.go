@@ -25,7 +25,7 @@ type fetcher struct {
 	// follows: what is missing may have been collected since its commit, so that
 	// only who has looked for a later one knows whether it is damage.
 	follows bool
-	codec *blockcodec.Codec // of the volume; nil until its identity is known
+	codec   *blockcodec.Codec // of the volume; nil until its identity is known
 }
 
 // fetchBytes bounds the buffers of parallel fetches.

@@ -24,7 +24,7 @@ func TestVolume_Open_SetsReferencedBytesAside(t *testing.T) {
 		l.fault.Kill()
 		_ = v.Abandon() // the disk is dead to it
 
-		other := &lab{t: t, alive: l.alive, bucket: l.bucket, disk: vfs.NewMem(), kv: metadata.NewMemKV(), rng: l.rng, diskRng: l.diskRng, dir: "/other", opt: l.opt}
+		other := &lab{t: t, alive: l.alive, bucket: l.bucket, disk: vfs.NewMem(), kv: metadata.NewMemKV(), rng: l.rng, diskRng: l.diskRng, dir: "/other", opt: l.opt, form: l.form}
 		o := other.mustMount(func(o *Options) { o.Takeover = true })
 		mkfile(t, o, metadata.RootInode, "b").Close()
 		mustClose(t, o)

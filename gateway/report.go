@@ -65,6 +65,7 @@ type CommitInfo struct {
 	Names    int   // set or removed
 	Slots    int   // changed
 	Totals   metadata.Totals
+	Keys     []string // names of the encryption keys that its state needs
 }
 
 func commitInfo(e *entry) CommitInfo {
@@ -73,6 +74,9 @@ func commitInfo(e *entry) CommitInfo {
 		ID: e.id, Prev: c.Prev, Hash: e.hash, Time: c.Time, Writer: c.Writer, FirstLSN: c.FirstLSN, LastLSN: c.LastLSN,
 		Manifest: c.Manifest, Document: e.size, Objects: len(c.Objects), Segments: len(c.Segments),
 		Inodes: len(c.Inodes), Gone: len(c.Gone), Names: len(c.Names), Slots: len(c.Slots), Totals: c.Totals,
+	}
+	if c.Settings != nil {
+		i.Keys = c.Settings.KeyNames()
 	}
 	for j := range c.Objects {
 		i.Uploaded += c.Objects[j].Size

@@ -180,7 +180,7 @@ func (s *secretStore) id(key string) blockcodec.ID {
 
 // Get implements objstore.Store. A document is read whole whatever the range.
 func (s *secretStore) Get(ctx context.Context, key string, off, length int64) (io.ReadCloser, objstore.Info, error) {
-	if !secret(key) {
+	if !secret(key) || off < 0 { // which the store below refuses
 		return s.Store.Get(ctx, key, off, length)
 	}
 	body, info, err := objstore.ReadAll(ctx, s.Store, key, maxDocument+documentOverhead)
@@ -195,18 +195,37 @@ func (s *secretStore) Get(ctx context.Context, key string, off, length int64) (i
 		return nil, info, fmt.Errorf("%w: %s: %w", objstore.ErrDamaged, key, err)
 	}
 	info.Size = int64(len(plain))
-	off = min(off, info.Size)
-	end := info.Size
+	plain = plain[min(off, info.Size):]
 	if length >= 0 {
-		end = min(end, off+length)
+		plain = plain[:min(int64(len(plain)), length)]
 	}
-	return io.NopCloser(bytes.NewReader(plain[off:end])), info, nil
+	return &documentReader{ctx, bytes.NewReader(plain)}, info, nil
 }
+
+// documentReader reads a decrypted document while its context lives.
+type documentReader struct {
+	ctx  context.Context
+	rest *bytes.Reader
+}
+
+// Read implements io.Reader.
+func (r *documentReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return r.rest.Read(p)
+}
+
+// Close implements io.Closer.
+func (r *documentReader) Close() error { return nil }
 
 // Put implements objstore.Store. The same document gives the same bytes.
 func (s *secretStore) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond objstore.Condition) (objstore.Version, error) {
 	if !secret(key) {
 		return s.Store.Put(ctx, key, body, size, cond)
+	}
+	if err := objstore.CheckPut(key, size, cond); err != nil {
+		return "", err
 	}
 	plain, err := io.ReadAll(io.LimitReader(body, size+1))
 	if err != nil {

@@ -45,6 +45,9 @@ type Status struct {
 	ReadOnly   string            `json:"read_only,omitempty"` // why, when it is
 	Owns       bool              `json:"owns"`                // neither handed over nor, as far as is known, taken over
 
+	Compress string   `json:"compress,omitempty"`        // lz4 or zstd
+	Keys     []string `json:"encryption_keys,omitempty"` // names of those that the volume needs, the one for writing first
+
 	DirtyBytes     int64   `json:"dirty_bytes"`
 	DirtySeconds   float64 `json:"dirty_seconds"` // age of the oldest uncommitted change
 	Inodes         uint64  `json:"inodes"`
@@ -117,6 +120,7 @@ func (v *Volume) Status() Status {
 		}
 	}
 	stopped := v.Stopped()
+	s.Compress, s.Keys = v.doc.Compress, v.head.Settings.KeyNames()
 	s.ReadOnly = text(stopped)
 	s.Owns = !errors.Is(stopped, ErrFenced) && !errors.Is(stopped, ErrHandedOver)
 	v.mu.RUnlock()

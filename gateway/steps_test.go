@@ -156,7 +156,7 @@ func (l *lab) fork(t *testing.T, mode vfs.CrashMode, seed int64) *lab {
 	rng := oldrand.New(oldrand.NewSource(seed))
 	c := &lab{
 		t: t, bucket: l.bucket.Snapshot(), disk: l.disk.Crash(rng, mode), kv: kv,
-		rng: rand.New(rand.NewPCG(uint64(seed), 5)), diskRng: rng, alive: l.alive, dir: l.dir, opt: l.opt,
+		rng: rand.New(rand.NewPCG(uint64(seed), 5)), diskRng: rng, alive: l.alive, dir: l.dir, opt: l.opt, form: l.form,
 	}
 	c.opt.Rand = c
 	return c

@@ -173,6 +173,7 @@ func (v *View) Status() Status {
 		Inodes: h.Totals.Inodes, UsedBytes: h.Totals.UsedBytes, QuotaBytes: h.Settings.QuotaBytes,
 		Fetched: v.stats.fetched.Load(), Fetches: v.stats.fetches.Load(), Damage: v.stats.damage.Load(), CacheErrors: v.stats.cacheErrors.Load(),
 	}
+	s.Compress, s.Keys = v.doc.Compress, h.Settings.KeyNames()
 	if err, since := v.stats.storeError(); err != nil {
 		s.StoreError, s.StoreSince = err.Error(), &since
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/config"
 )
 
@@ -27,8 +28,10 @@ type app struct {
 	screen   bool   // stdout is one: top refreshes
 	base     string // of state directories; empty: the user's
 
-	configFlag string      // --config
-	config     *configFile // once it was read
+	configFlag string        // --config
+	keyFiles   []string      // --encrypt-key-file
+	keys       *gateway.Keys // once they were read
+	config     *configFile   // once it was read
 }
 
 // run executes a command line and returns the exit status.

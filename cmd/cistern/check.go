@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -107,6 +109,14 @@ func (a *app) showCheck(r *checkReport, data, asJSON bool) error {
 			count(r.Pages, "manifest page"), count(r.Commits, "commit"), verified, count(r.Orphans, "orphan"), size(r.OrphanBytes))
 		if err == nil && r.Problems == 0 {
 			err = a.say("no damage found")
+		}
+		if err == nil && r.StoredBytes != r.PlainBytes {
+			err = a.say("%s of data take %s", size(r.PlainBytes), size(r.StoredBytes))
+		}
+		for _, name := range slices.Sorted(maps.Keys(r.Keys)) {
+			if err == nil {
+				err = a.say("encryption key %s: %s need it", name, size(r.Keys[name]))
+			}
 		}
 		if err == nil && r.Deleted > 0 {
 			err = a.say("repair: %s deleted", count(r.Deleted, "orphan"))

@@ -42,7 +42,7 @@ func (a *app) dumps(c *cobra.Command, f func(ctx context.Context, t target, s *s
 		if err != nil {
 			return err
 		}
-		s, err := a.openStore(ctx, t.url, false, nil)
+		s, err := a.openVolume(ctx, t.url)
 		if err != nil {
 			return err
 		}

@@ -119,7 +119,7 @@ func (f *fixed) open(ctx context.Context, o *mountOptions, s *store) (err error)
 		}
 	}
 	f.view, err = gateway.OpenView(ctx, gateway.ViewOptions{
-		Store: s, URL: url, KV: kv, Commit: o.commit, Fetches: s.requests.downloads,
+		Store: s, Keys: s.keys, URL: url, KV: kv, Commit: o.commit, Fetches: s.requests.downloads,
 		FS: vfs.OS(), CacheDir: filepath.Join(dir, "cache"), CacheBytes: o.cache.Bytes, Logger: f.log,
 	})
 	if err != nil {

@@ -31,19 +31,30 @@ func (a *app) formatCommand() *cobra.Command {
 	object := config.Size{Bytes: 5 << 20, Min: 1 << 20, Max: 64 << 20}
 	quota := config.Size{Min: 1 << 20}
 	retention := interval{d: 24 * time.Hour, max: longest}
-	var asJSON bool
+	compress := choice{"none", []string{"none", "lz4", "zstd"}}
+	var asJSON, names bool
 	c := &cobra.Command{
 		Use: "format <url>", Short: "Make an empty volume", Args: cobra.ExactArgs(1),
 		Long: `Makes an empty volume at a URL, after it has made sure that the store keeps the
 promises that a volume needs. The prefix must be empty. For file:///dir it makes
-the directory, if its parent exists.`,
+the directory, if its parent exists.
+
+With a key (--encrypt-key-file) the volume is encrypted. Nobody can read it
+without that key: keep it in a second place. Commits and manifests, which name
+the files, are encrypted too, unless --encrypt-names=false was given.`,
 	}
 	c.Flags().Var(&object, "object-size", "size of an object: 1M to 64M")
 	c.Flags().Var(&quota, "quota", "how many bytes of data the volume may hold (default: no limit)")
 	c.Flags().Var(&retention, "retention", "how long every commit stays usable")
+	c.Flags().Var(&compress, "compress", "how blocks are compressed")
+	c.Flags().BoolVar(&names, "encrypt-names", true, "of an encrypted volume: encrypt commits and manifests, and leave paths out of keys")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		u, err := parseURL(args[0])
+		if err != nil {
+			return err
+		}
+		keys, err := a.keyRing()
 		if err != nil {
 			return err
 		}
@@ -66,6 +77,7 @@ the directory, if its parent exists.`,
 		doc, err := gateway.Format(ctx, gateway.FormatOptions{
 			Store: s, URL: u.String(), ObjectSize: object.Bytes, QuotaBytes: quota.Bytes, Retention: retention.d,
 			UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Owner: gateway.HostOwner(""),
+			Compress: compress.value, Keys: keys, PlainNames: !names,
 		})
 		if errors.Is(err, gateway.ErrExist) || errors.Is(err, gateway.ErrInvalid) {
 			return usage(err)
@@ -77,7 +89,14 @@ the directory, if its parent exists.`,
 		if asJSON {
 			return a.printJSON(volumeDocOf(u, doc))
 		}
-		return a.say("%s is volume %s, with objects of %s", u, doc.ID, size(doc.ObjectSize))
+		how := ""
+		if doc.Compress != "" {
+			how = ", compressed by " + doc.Compress
+		}
+		if doc.Key != "" {
+			how += ", encrypted with key " + doc.Key
+		}
+		return a.say("%s is volume %s, with objects of %s%s", u, doc.ID, size(doc.ObjectSize), how)
 	})
 }
 
@@ -88,10 +107,17 @@ type formatted struct {
 	ObjectSize int64  `json:"object_size"`
 	QuotaBytes int64  `json:"quota_bytes"`
 	Retention  int64  `json:"retention_seconds"`
+	Compress   string `json:"compress"` // none, lz4 or zstd
+	Key        string `json:"encryption_key,omitempty"`
+	PlainNames bool   `json:"names_readable,omitempty"` // of an encrypted volume
 }
 
 func volumeDocOf(u objstore.URL, d *metadata.VolumeDoc) formatted {
-	return formatted{d.ID, u.String(), d.ObjectSize, d.Settings.QuotaBytes, d.Settings.RetentionSec}
+	f := formatted{d.ID, u.String(), d.ObjectSize, d.Settings.QuotaBytes, d.Settings.RetentionSec, d.Compress, d.Key, d.PlainNames}
+	if f.Compress == "" {
+		f.Compress = "none"
+	}
+	return f
 }
 
 func (a *app) destroyCommand() *cobra.Command {

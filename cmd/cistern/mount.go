@@ -179,7 +179,7 @@ func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) er
 	}
 	o.t = given
 	writer, interval := writerFlag(c.Flags()), c.Flags().Changed("follow-interval")
-	if err := config.Apply(c.Flags(), a.lookup, file.path, file.text, "mount", "config", "foreground", "help"); err != nil {
+	if err := config.Apply(c.Flags(), a.lookup, file.path, file.text, "mount", "config", "encrypt-key-file", "foreground", "help"); err != nil {
 		return err
 	}
 	o.waitSet = c.Flags().Changed("wait")
@@ -254,7 +254,7 @@ func (a *app) preflight(ctx context.Context, o *mountOptions) error {
 	if st, err := os.Stat(o.state); err == nil && !st.IsDir() {
 		return usage(fmt.Errorf("state directory %s is not a directory", o.state))
 	}
-	s, err := a.openStore(ctx, o.t.url, false, nil)
+	s, err := a.openVolume(ctx, o.t.url)
 	if err != nil {
 		return err
 	}
@@ -376,7 +376,7 @@ func checkMountPoint(dir string, nonEmpty bool) error {
 // engineOptions are the options for the engine.
 func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options {
 	return gateway.Options{
-		Store: s, URL: o.t.url.String(), FS: vfs.OS(), StateDir: o.state, OpenKV: openKV(log),
+		Store: s, Keys: s.keys, URL: o.t.url.String(), FS: vfs.OS(), StateDir: o.state, OpenKV: openKV(log),
 		Durability: o.durability.Durability, CommitInterval: o.interval.d, CacheBytes: o.cache.Bytes,
 		Fetches: s.requests.engine, JournalBytes: o.journal.Bytes, LimitENOSPC: o.limit.value == "enospc",
 		Wait: o.wait.d, RequireReleased: o.waitSet && o.wait.d == 0,

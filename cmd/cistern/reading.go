@@ -133,6 +133,12 @@ func (r reading) entry(name string, n *gateway.Inode, slots bool) (entry, error)
 		if s.Base != nil {
 			e.Slots.Objects++
 			e.Slots.ObjectBytes += int64(s.Base.Len)
+			e.Slots.StoredBytes += s.Base.StoredLen()
+		}
+		for i := range s.Patches {
+			if p := &s.Patches[i]; !p.Zero {
+				e.Slots.StoredBytes += int64(p.StoredLen())
+			}
 		}
 		e.Slots.Patches += len(s.Patches)
 		e.Slots.PatchBytes += s.PatchBytes()
@@ -321,5 +327,6 @@ func runCheck(ctx context.Context, check func(context.Context, gateway.CheckOpti
 	return checkResult{
 		Commit: r.Commit, Inodes: r.Inodes, Slots: r.Slots, Objects: r.Objects, Segments: r.Segments, Commits: r.Commits,
 		Pages: r.Pages, Bytes: r.Bytes, Orphans: r.Orphans, OrphanBytes: r.OrphanBytes, Problems: r.Problems,
+		PlainBytes: r.PlainBytes, StoredBytes: r.StoredBytes, Keys: r.Keys,
 	}, err
 }

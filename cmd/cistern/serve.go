@@ -139,7 +139,7 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 		return err
 	}
 	requests.bandwidth = objstore.BandwidthOptions{Upload: m.o.upload.Bytes, Download: m.o.download.Bytes}
-	if m.store, err = m.a.openStoreWith(ctx, m.o.t.url, false, reg, requests); err != nil {
+	if m.store, err = m.a.openVolumeWith(ctx, m.o.t.url, reg, requests); err != nil {
 		return err
 	}
 	if m.v, err = m.open(ctx); err != nil {

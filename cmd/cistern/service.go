@@ -88,6 +88,7 @@ type slotsInfo struct {
 	ObjectBytes int64 `json:"object_bytes"`
 	Patches     int   `json:"patches"`
 	PatchBytes  int64 `json:"patch_bytes"`
+	StoredBytes int64 `json:"stored_bytes"` // of objects and patches in the bucket
 }
 
 func (e *entry) dir() bool     { return e.Mode&syscall.S_IFMT == syscall.S_IFDIR }
@@ -135,6 +136,9 @@ type checkResult struct {
 	OrphanBytes int64             `json:"orphan_bytes,omitempty"`
 	Problems    int               `json:"problems"`
 	Deleted     int               `json:"deleted_orphans"` // by --repair
+	PlainBytes  int64             `json:"plain_bytes"`
+	StoredBytes int64             `json:"stored_bytes"`
+	Keys        map[string]int64  `json:"encryption_keys,omitempty"` // stored bytes that need each
 }
 
 // cleanPath brings a path in a volume into the form that services take.
@@ -199,7 +203,7 @@ func (v *view) close() error {
 
 // openView reads a volume as of a point from its bucket.
 func (a *app) openView(ctx context.Context, t target) (*view, error) {
-	s, err := a.openStore(ctx, t.url, false, nil)
+	s, err := a.openVolume(ctx, t.url)
 	if err != nil {
 		return nil, err
 	}
@@ -217,7 +221,7 @@ func (a *app) openView(ctx context.Context, t target) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := gateway.OpenView(ctx, gateway.ViewOptions{Store: s, URL: t.url.String(), KV: kv, Commit: n})
+	v, err := gateway.OpenView(ctx, gateway.ViewOptions{Store: s, Keys: s.keys, URL: t.url.String(), KV: kv, Commit: n})
 	if err != nil {
 		err = errors.Join(err, kv.Close())
 		if dir != "" {
@@ -283,7 +287,7 @@ func (a *app) writer(ctx context.Context, arg string, takeover bool) (service, t
 // openOwn makes this command the volume's owner, with a state directory of its
 // own.
 func (a *app) openOwn(ctx context.Context, t target, takeover bool) (service, error) {
-	s, err := a.openStore(ctx, t.url, false, nil)
+	s, err := a.openVolume(ctx, t.url)
 	if err != nil {
 		return nil, err
 	}
@@ -309,7 +313,7 @@ func (a *app) openOwn(ctx context.Context, t target, takeover bool) (service, er
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
 	v, err := gateway.Open(ctx, gateway.Options{
-		Store: s, URL: t.url.String(), FS: vfs.OS(), StateDir: dir, OpenKV: openKV(quietLogger()),
+		Store: s, Keys: s.keys, URL: t.url.String(), FS: vfs.OS(), StateDir: dir, OpenKV: openKV(quietLogger()),
 		CacheBytes: 256 << 20, JournalBytes: 256 << 20, RequireReleased: true, Takeover: takeover,
 		Owner: gateway.HostOwner(dir), Logger: quietLogger(),
 	})

@@ -30,6 +30,8 @@ type volumeStatus struct {
 	Inodes     uint64            `json:"inodes"`
 	UsedBytes  int64             `json:"used_bytes"`
 	Released   bool              `json:"released"`
+	Compress   string            `json:"compress,omitempty"`
+	Keys       []string          `json:"encryption_keys,omitempty"` // names of those that the volume needs, the one for writing first
 	Owner      metadata.Owner    `json:"owner"`
 	Epoch      uint64            `json:"epoch"`
 	Advice     string            `json:"advice,omitempty"` // when the owner is a process of this machine that is gone
@@ -83,7 +85,7 @@ func (a *app) writeOut(f func(w io.Writer)) error {
 }
 
 func (a *app) bucketStatus(ctx context.Context, t target) (*volumeStatus, error) {
-	s, err := a.openStore(ctx, t.url, false, nil)
+	s, err := a.openVolume(ctx, t.url)
 	if err != nil {
 		return nil, err
 	}
@@ -96,6 +98,7 @@ func (a *app) bucketStatus(ctx context.Context, t target) (*volumeStatus, error)
 		Volume: sum.Doc.ID, URL: t.url.String(), ObjectSize: sum.Doc.ObjectSize, Created: time.Unix(0, sum.Doc.Created).UTC(),
 		Commit: sum.Head.ID, CommitTime: time.Unix(0, sum.Head.Time).UTC(), Writer: sum.Head.Writer,
 		Inodes: sum.Head.Totals.Inodes, UsedBytes: sum.Head.Totals.UsedBytes,
+		Compress: sum.Doc.Compress, Keys: sum.Head.Keys,
 		Released: sum.Lease.Released, Owner: sum.Lease.Owner, Epoch: sum.Lease.Epoch,
 	}, nil
 }
@@ -131,6 +134,7 @@ func writeVolumeStatus(w io.Writer, s *volumeStatus) {
 	row("commit", "%d of %s", s.Commit.N, s.CommitTime.Format(time.RFC3339))
 	row("used", "%s in %s", size(s.UsedBytes), count(s.Inodes, "inode"))
 	row("object size", "%s", size(s.ObjectSize))
+	formRows(row, s.Compress, s.Keys)
 }
 
 func writeMountStatus(w io.Writer, s *mountStatus) {
@@ -158,6 +162,7 @@ func writeMountStatus(w io.Writer, s *mountStatus) {
 	row("used", "%s in %s, %s", size(s.UsedBytes), count(s.Inodes, "inode"), quota)
 	row("journal", "%s of %s, %s not synced", size(s.Journal.Live), size(s.Journal.Limit), size(s.Journal.Unsynced))
 	row("cache", "%s of %s, %s pinned, %d hits, %d misses", size(s.Cache.Allocated), size(s.Cache.Limit), size(s.Cache.Pinned), s.Cache.Hits, s.Cache.Misses)
+	formRows(row, s.Compress, s.Keys)
 	row("traffic", "%s written, %s uploaded, %s fetched", size(s.Written), size(s.Uploaded), size(s.Fetched))
 	row("work", "%s, %s, %d collected, %s", count(s.Commits, "commit"), count(s.Folds, "fold"), s.Collected, count(s.Throttled, "wait"))
 	row("requests", "%s, %s", limitText(&s.Requests.Uploads, "upload"), limitText(&s.Requests.Downloads, "download"))
@@ -199,6 +204,16 @@ func limitText(g *objstore.GateStatus, noun string) string {
 		s += fmt.Sprintf(" (%d when the store does not ask for fewer)", g.Most)
 	}
 	return s
+}
+
+// formRows tell how blocks are stored, where that is not as they are.
+func formRows(row func(name, format string, args ...any), compress string, keys []string) {
+	if compress != "" {
+		row("compressed", "by %s", compress)
+	}
+	if len(keys) > 0 {
+		row("encrypted", "with key %s", strings.Join(keys, ", before with "))
+	}
 }
 
 func healthText(s *mountStatus) string {

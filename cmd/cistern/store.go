@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 	"github.com/cisternfs/cistern/objstore/local"
@@ -117,6 +118,7 @@ type store struct {
 	metered  *objstore.Metered
 	limits   *objstore.Limits
 	requests requestOptions
+	keys     *gateway.Keys                               // of an encrypted volume, when it was opened as one
 	warnings func(ctx context.Context) ([]string, error) // of the bucket's settings
 	clear    func(ctx context.Context) error             // of what an empty bucket has beside keys
 }

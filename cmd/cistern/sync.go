@@ -56,7 +56,7 @@ func (a *app) syncOf(ctx context.Context, arg string, timeout time.Duration) (me
 	if t.mount != "" {
 		return metadata.CommitID{}, fmt.Errorf("the process that served %s is gone: mount %s again with the same state directory to commit what it had", t.mount, t.url)
 	}
-	s, err := a.openStore(ctx, t.url, false, nil)
+	s, err := a.openVolume(ctx, t.url)
 	if err != nil {
 		return metadata.CommitID{}, err
 	}
@@ -173,7 +173,7 @@ func (a *app) logCommand() *cobra.Command {
 		if t.point != "" && !t.follows {
 			return usage(fmt.Errorf("%s@%s: the log begins at the last commit", t.url, t.point))
 		}
-		s, err := a.openStore(ctx, t.url, false, nil)
+		s, err := a.openVolume(ctx, t.url)
 		if err != nil {
 			return err
 		}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/blockcodec"
+	"github.com/cisternfs/cistern/objstore"
+)
+
+const (
+	// sectionEncryption is the section of settings for encrypted volumes.
+	sectionEncryption = "Encryption"
+
+	// maxKeyFile bounds a file with a key, in bytes.
+	maxKeyFile = 4 << 10
+)
+
+// keyRing reads the encryption keys, once: those of --encrypt-key-file, else of
+// the environment, else of the configuration file. None is no error.
+func (a *app) keyRing() (*gateway.Keys, error) {
+	if a.keys != nil {
+		return a.keys, nil
+	}
+	var list []*blockcodec.Key
+	text, inEnv := a.lookup("CISTERN_ENCRYPT_KEY")
+	files, err := a.keyFileNames()
+	if err != nil {
+		return nil, usage(err)
+	}
+	if inEnv && len(a.keyFiles) == 0 {
+		files = nil
+		for i, s := range strings.Split(text, ",") {
+			k, err := blockcodec.ParseKey([]byte(s))
+			if err != nil {
+				return nil, usage(fmt.Errorf("CISTERN_ENCRYPT_KEY, key %d: %w", i+1, err))
+			}
+			list = append(list, k)
+		}
+	}
+	for _, name := range files {
+		k, err := readKeyFile(name)
+		if err != nil {
+			return nil, usage(err)
+		}
+		list = append(list, k)
+	}
+	a.keys = blockcodec.NewRing(list...)
+	return a.keys, nil
+}
+
+// keyFileNames finds out which files hold keys.
+func (a *app) keyFileNames() ([]string, error) {
+	if len(a.keyFiles) > 0 {
+		return a.keyFiles, nil
+	}
+	if list, ok := a.lookup("CISTERN_ENCRYPT_KEY_FILE"); ok {
+		return filepath.SplitList(list), nil
+	}
+	set, err := a.sectionSettings(sectionEncryption, []string{"key_file"})
+	if err != nil {
+		return nil, err
+	}
+	return filepath.SplitList(set["key_file"]), nil
+}
+
+// readKeyFile reads one key from a file that only its owner may read.
+func readKeyFile(name string) (*blockcodec.Key, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("encryption key: %w", localError(name, err))
+	}
+	defer f.Close() // only read
+	st, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("encryption key: %w", localError(name, err))
+	}
+	if mode := st.Mode().Perm(); mode&0o077 != 0 {
+		return nil, fmt.Errorf("encryption key %s has mode %04o: others can get at it; `chmod 600 %s` ends that", name, mode, name)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxKeyFile))
+	if err != nil {
+		return nil, fmt.Errorf("encryption key: %w", localError(name, err))
+	}
+	k, err := blockcodec.ParseKey(b)
+	if err != nil {
+		return nil, fmt.Errorf("encryption key %s: %w; `head -c 32 /dev/urandom > FILE` makes a key", name, err)
+	}
+	return k, nil
+}
+
+// openVolume opens the store of a volume that there is, with the keys to what
+// is encrypted in it.
+func (a *app) openVolume(ctx context.Context, u objstore.URL) (*store, error) {
+	o, err := a.requests()
+	if err != nil {
+		return nil, err
+	}
+	return a.openVolumeWith(ctx, u, nil, o)
+}
+
+// openVolumeWith is openVolume with its own bounds of requests.
+func (a *app) openVolumeWith(ctx context.Context, u objstore.URL, reg prometheus.Registerer, o requestOptions) (*store, error) {
+	keys, err := a.keyRing()
+	if err != nil {
+		return nil, err
+	}
+	s, err := a.openStoreWith(ctx, u, false, reg, o)
+	if err != nil {
+		return nil, err
+	}
+	s.keys = keys
+	s.Store, err = gateway.Unlock(ctx, s.Store, u.String(), keys)
+	if errors.Is(err, gateway.ErrKey) {
+		return nil, usage(err)
+	}
+	return s, err
+}
