@@ -325,7 +325,7 @@ func TestRecords_Encode_GoldenFrames(t *testing.T) {
 		must(t, err)
 		if line != nil {
 			lines.Write(append(line, '\n'))
-			must(t, decodeLine(line, func(k, v []byte) {
+			must(t, new(lineReader).decode(line, func(k, v []byte) {
 				if !bytes.Equal(k, r.key) || !bytes.Equal(v, r.value) {
 					t.Errorf("%s comes back as %x, not %x", recordName(r.key), v, r.value)
 				}

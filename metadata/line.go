@@ -129,9 +129,20 @@ func (s *lineScanner) baseField(name []byte, d *slotBaseDoc) {
 		d.Birth = s.num()
 	case "c":
 		d.Sums = s.sums()
+	case "z":
+		d.Stored = s.sums()
 	default:
-		s.odd = true
+		s.frameField(name, &d.frameDoc)
 	}
+}
+
+// frameField reads what is not rare of a cipher: all but where a body was born.
+func (s *lineScanner) frameField(name []byte, d *frameDoc) {
+	if string(name) != "e" {
+		s.odd = true
+		return
+	}
+	d.Enc = s.text()
 }
 
 func (s *lineScanner) patchField(name []byte, d *slotPatchDoc) {
@@ -152,8 +163,10 @@ func (s *lineScanner) patchField(name []byte, d *slotPatchDoc) {
 		d.SegOff = s.uint32()
 	case "x":
 		d.Sum = s.uint32()
+	case "z":
+		d.Stored = s.uint32()
 	default:
-		s.odd = true
+		s.frameField(name, &d.frameDoc)
 	}
 }
 

@@ -10,9 +10,9 @@ import (
 func TestLineReader_Read_FrequentKindsAreQuick(t *testing.T) {
 	ix := openTestIndex(t, NewMemKV())
 	manyFiles(t, ix, 50)
-	ch := SlotChange{Inode: 2, Slot: 3, Add: []Patch{{Commit: 2, Off: 4096, Len: 1000, Seg: Ref{Key: "segments/s"}, SegOff: 7, Sum: 1 << 31}, {Commit: 2, Off: 9000, Len: 1, Zero: true}}}
+	ch := SlotChange{Inode: 2, Slot: 3, Add: []Patch{{Commit: 2, Off: 4096, Len: 1000, Seg: Ref{Key: "segments/s"}, SegOff: 7, Sum: 1 << 31}, {Commit: 2, Off: 8000, Len: 9, Seg: Ref{Key: "segments/s"}, Sum: 1, Stored: 34, Cipher: Cipher{Key: "0011223344556677"}}, {Commit: 2, Off: 9000, Len: 1, Zero: true}}}
 	head := ix.Head()
-	must(t, ix.Apply(&Commit{CommitID: CommitID{Epoch: 1, N: head.N + 1}, Prev: head.Hash, Time: 1e18, Totals: head.Totals, Slots: []SlotChange{ch}, Segments: []Segment{{Key: "segments/s", Size: 5000, Live: 1000}}}, "x", nil))
+	must(t, ix.Apply(&Commit{CommitID: CommitID{Epoch: 1, N: head.N + 1}, Prev: head.Hash, Time: 1e18, Totals: head.Totals, Slots: []SlotChange{ch}, Segments: []Segment{{Key: "segments/s", Size: 5000, Live: 1034}}}, "x", nil))
 	var r lineReader
 	lines := 0
 	must(t, ix.kv.Scan(nil, nil, func(key, value []byte) error {
@@ -33,7 +33,7 @@ func TestLineReader_Read_FrequentKindsAreQuick(t *testing.T) {
 
 // What is read without reflection means the same to encoding/json.
 func FuzzLineReader_EqualsJSON(f *testing.F) {
-	for _, r := range goldenRecords() {
+	for _, r := range append(goldenRecords(), frameRecords()...) {
 		if line, err := encodeLine(r.key, r.value); err == nil && line != nil {
 			f.Add(line)
 		}
