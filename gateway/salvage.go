@@ -60,6 +60,7 @@ type SalvageOptions struct {
 	// Open opens the volume's prefix; nil, or an error, which the report then has:
 	// what the bucket has stays unknown.
 	Open func(ctx context.Context, url string) (objstore.Store, error)
+	Keys *Keys       // of an encrypted volume, whose store Open unlocks
 	KV   metadata.KV // an empty store for the index; closed by Close
 	// Logger gets nothing but what a reader of the bucket logs; default none.
 	Logger *slog.Logger
@@ -233,7 +234,7 @@ func (s *Salvage) openBase(ctx context.Context, epoch uint64) error {
 	if r.Base == nil {
 		return errors.New("it is not known which commit the journal builds on")
 	}
-	v, err := OpenView(ctx, ViewOptions{Store: store, URL: r.URL, KV: s.o.KV, Commit: r.Base.N, Logger: s.o.Logger})
+	v, err := OpenView(ctx, ViewOptions{Store: store, Keys: s.o.Keys, URL: r.URL, KV: s.o.KV, Commit: r.Base.N, Logger: s.o.Logger})
 	if err != nil {
 		return fmt.Errorf("commit %s: %w", r.Base, err)
 	}

@@ -168,14 +168,18 @@ func (a *app) salvageOne(ctx context.Context, o *salvageOptions, x gateway.Aside
 	if err != nil {
 		return nil, fmt.Errorf("temporary index in %s: %w", tmp, err)
 	}
-	opt := gateway.SalvageOptions{FS: vfs.OS(), Aside: x, KV: kv}
+	keys, err := a.keyRing()
+	if err != nil {
+		return nil, errors.Join(err, kv.Close())
+	}
+	opt := gateway.SalvageOptions{FS: vfs.OS(), Aside: x, Keys: keys, KV: kv}
 	if !o.noBucket {
 		opt.Open = func(ctx context.Context, url string) (objstore.Store, error) {
 			u, err := objstore.ParseURL(url)
 			if err != nil {
 				return nil, err
 			}
-			s, err := a.openStore(ctx, u, false, nil)
+			s, err := a.openVolume(ctx, u)
 			if err != nil {
 				return nil, err // not s: a nil pointer in an interface is not nil
 			}
