@@ -72,6 +72,7 @@ type followStep struct {
 type FollowOptions struct {
 	Store    objstore.Store
 	URL      string
+	Keys     *Keys // of an encrypted volume, whose Store is what Unlock returned
 	FS       vfs.FS
 	Dir      string                                // the follower's alone, for its index and cache
 	OpenKV   func(dir string) (metadata.KV, error) // of an index
@@ -127,6 +128,9 @@ func OpenFollower(ctx context.Context, o FollowOptions) (*Follower, error) {
 	v := &View{url: o.URL, doc: *doc}
 	v.moves = newMover(f.again)
 	v.fetcher = newFetcher(o.Store, doc.ID, o.Fetches, &v.stats, time.Now)
+	if v.codec, err = newCodec(doc, o.URL, o.Keys); err != nil {
+		return nil, err
+	}
 	v.follows = true
 	f.view = v
 	if err := f.openIndex(ctx); err != nil {

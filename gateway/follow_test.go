@@ -66,8 +66,13 @@ type keptKV struct{ metadata.KV }
 func (keptKV) Close() error { return nil }
 
 func (l *followLab) open(s objstore.Store, cacheBytes int64) (*Follower, error) {
+	keys := testKeys(1, 2, 3)
+	unlocked, err := Unlock(bg, refuseWrites{s, l.t}, "mem://lab", keys)
+	if err != nil {
+		return nil, err
+	}
 	return OpenFollower(bg, FollowOptions{
-		Store: refuseWrites{s, l.t}, URL: "mem://lab", FS: l.disk, Dir: "/follow", OpenKV: l.openKV, Cache: cacheBytes,
+		Store: unlocked, Keys: keys, URL: "mem://lab", FS: l.disk, Dir: "/follow", OpenKV: l.openKV, Cache: cacheBytes,
 	})
 }
 

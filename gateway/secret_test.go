@@ -173,7 +173,7 @@ func TestFetcher_ReadBlocks_BodyThatMoved(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := v.index.Slot(n.ID, 0)
+		s, err := v.Index().Slot(n.ID, 0)
 		if err != nil || s.Base == nil {
 			t.Fatalf("%+v, %v", s, err)
 		}

@@ -112,7 +112,7 @@ func openFollowing(ctx context.Context, o *mountOptions, s *store, log *slog.Log
 		return nil, fmt.Errorf("state directory %s is in use by another mount or command: choose another with --state: %w", o.state, err)
 	}
 	f.f, err = gateway.OpenFollower(ctx, gateway.FollowOptions{
-		Store: s, URL: o.t.url.String(), FS: vfs.OS(), Dir: filepath.Join(o.state, followName), OpenKV: openKV(log),
+		Store: s, Keys: s.keys, URL: o.t.url.String(), FS: vfs.OS(), Dir: filepath.Join(o.state, followName), OpenKV: openKV(log),
 		Cache: o.cache.Bytes, Fetches: s.requests.downloads, Interval: o.follow.d, Logger: log,
 	})
 	if err != nil {
