@@ -99,6 +99,17 @@ func (v *Volume) newPins(ctx context.Context, seen map[string]bool) ([]metadata.
 	return pins, err
 }
 
+// storeClock is the time by which a collection judges ages, in Unix nanoseconds:
+// the store's, as of the lease's last renewal, or this machine's when that is
+// earlier. A clock that runs ahead would call what was made just now old.
+func (v *Volume) storeClock(ctx context.Context) (int64, error) {
+	i, err := v.store.Head(ctx, metadata.LeaseKey)
+	if err != nil {
+		return 0, storeError("look at "+metadata.LeaseKey, err)
+	}
+	return min(v.clock(), i.Modified.UnixNano()), nil
+}
+
 // pinned says whether a pin keeps a dead thing.
 func pinned(pins []metadata.Pin, d *metadata.Dead, now int64) bool {
 	for i := range pins {
@@ -131,7 +142,10 @@ func (v *Volume) Collect(ctx context.Context, dryRun bool) (Collected, error) {
 	if err != nil {
 		return out, err
 	}
-	now := v.clock()
+	now, err := v.storeClock(ctx)
+	if err != nil {
+		return out, err
+	}
 	v.mu.RLock()
 	retention := v.settings.RetentionSec * int64(time.Second)
 	v.mu.RUnlock()
@@ -180,11 +194,11 @@ func (v *Volume) Collect(ctx context.Context, dryRun bool) (Collected, error) {
 	if len(condemned) == 0 {
 		return out, nil
 	}
-	return out, v.deleteCondemned(ctx, condemned, &out)
+	return out, v.deleteCondemned(ctx, condemned, now, &out)
 }
 
 // deleteCondemned takes back what a pin needs after all and deletes the rest.
-func (v *Volume) deleteCondemned(ctx context.Context, condemned []metadata.Dead, out *Collected) error {
+func (v *Volume) deleteCondemned(ctx context.Context, condemned []metadata.Dead, now int64, out *Collected) error {
 	pins, err := v.pins(ctx)
 	if err != nil {
 		return err
@@ -194,7 +208,7 @@ func (v *Volume) deleteCondemned(ctx context.Context, condemned []metadata.Dead,
 	for _, d := range condemned {
 		// A pin counts at least as long as its commit was within the retention:
 		// what is condemned has passed that.
-		if pinned(pins, &d, v.clock()) {
+		if pinned(pins, &d, now) {
 			back = append(back, d.Key)
 			out.Kept++
 		} else {
@@ -309,6 +323,10 @@ func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, er
 	}
 	var list []thing
 	own := v.epoch()
+	now, err := v.storeClock(ctx)
+	if err != nil {
+		return out, err
+	}
 	for _, prefix := range []string{metadata.ObjectPrefix, metadata.SegmentPrefix} {
 		epochOf := metadata.ObjectEpoch
 		if prefix == metadata.SegmentPrefix {
@@ -316,7 +334,7 @@ func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, er
 		}
 		err := objstore.ListAll(ctx, v.store, prefix, "", func(i objstore.Info) error {
 			epoch, ok := epochOf(i.Key)
-			old := v.opt.Now().Sub(i.Modified) > v.opt.Collect.OrphanAge
+			old := time.Unix(0, now).Sub(i.Modified) > v.opt.Collect.OrphanAge
 			if ok && epoch < own || ok && old && epoch == own {
 				list = append(list, thing{i.Key, i.Size})
 			}

@@ -223,6 +223,9 @@ func TestVolume_Collect_ExpiredPin(t *testing.T) {
 			t.Error(d)
 		}
 		time.Sleep(2 * time.Minute)
+		if err := v.RenewLease(bg); err != nil {
+			t.Fatal(err)
+		}
 		if c, err := v.Collect(bg, false); err != nil || c.Things == 0 {
 			t.Errorf("after it expired: %+v, %v", c, err)
 		}
@@ -249,6 +252,9 @@ func TestVolume_Collect_Retention(t *testing.T) {
 			time.Sleep(59 * time.Minute)
 		}
 		time.Sleep(30 * time.Minute)
+		if err := v.RenewLease(bg); err != nil {
+			t.Fatal(err)
+		}
 		dry, err := v.Collect(bg, true)
 		if err != nil || dry.Things == 0 || len(dry.Keys) != dry.Things {
 			t.Errorf("dry run: %+v, %v", dry, err)
@@ -383,7 +389,8 @@ func TestVolume_CollectOrphans_OfACrashedWriter(t *testing.T) {
 func TestVolume_CollectOrphans_OwnEpochYoung(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 1, 8192)
-		v := l.mustMount(nil)
+		var jump time.Duration
+		v := l.mustMount(func(o *Options) { o.Now = func() time.Time { return time.Now().Add(jump) } })
 		young := metadata.ObjectKey(metadata.ObjectUUID(v.lease.doc.Epoch, [10]byte{1}), 0, 5, "x")
 		future := metadata.ObjectKey(metadata.ObjectUUID(v.lease.doc.Epoch+1, [10]byte{1}), 0, 5, "x")
 		for _, key := range []string{young, future, "objects/not-a-name"} {
@@ -391,9 +398,12 @@ func TestVolume_CollectOrphans_OwnEpochYoung(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if c, err := v.CollectOrphans(bg, false); err != nil || c.Things != 0 {
-			t.Errorf("young: %+v, %v", c, err)
+		for _, jump = range []time.Duration{0, 1000 * time.Hour, -1000 * time.Hour} {
+			if c, err := v.CollectOrphans(bg, false); err != nil || c.Things != 0 {
+				t.Errorf("young, with a clock that is wrong by %v: %+v, %v", jump, c, err)
+			}
 		}
+		jump = 0
 		for _, key := range []string{young, future} {
 			l.bucket.SetModified(key, time.Now().Add(-25*time.Hour))
 		}
@@ -469,6 +479,27 @@ func TestVolume_Collect_CommitsAndManifests(t *testing.T) {
 		}
 		v = l.mustMount(nil)
 		wantFiles(t, v, f, "from what is left")
+		mustClose(t, v)
+	})
+}
+
+// A clock that runs ahead must not make the retained past look old.
+func TestVolume_Collect_ClockAhead_KeepsTheRetention(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		var jump time.Duration
+		v := l.mustMount(func(o *Options) { o.Now = func() time.Time { return time.Now().Add(jump) } })
+		if err := v.SetSettings(bg, 0, 24*3600); err != nil {
+			t.Fatal(err)
+		}
+		old, then, _ := someDead(t, l, v)
+		jump = 1000 * time.Hour
+		if c, err := v.Collect(bg, false); err != nil || c.Things != 0 {
+			t.Errorf("collected %+v, %v", c, err)
+		}
+		if d := then.diff(bucketFiles(t, l.bucket, old.N)); d != "" {
+			t.Errorf("the retained commit: %s", d)
+		}
 		mustClose(t, v)
 	})
 }

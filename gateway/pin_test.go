@@ -50,6 +50,10 @@ func wantKinds(t *testing.T, s objstore.Store, when string, want ...string) {
 
 func mustCollect(t *testing.T, v *Volume) Collected {
 	t.Helper()
+	// As a mount does all the time: ages are judged as of the last renewal.
+	if err := v.RenewLease(bg); err != nil {
+		t.Fatal(err)
+	}
 	c, err := v.Collect(bg, false)
 	if err != nil {
 		t.Fatalf("collect: %v", err)
