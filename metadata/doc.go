@@ -27,6 +27,7 @@
 //	[off, len, sum]                  goes on where the document's previous patch ended
 //	[off, len, sum, gap]             the same, after a gap of so many bytes
 //	[off, len, sum, segoff, segment] segment: index into "segs", then into "refs"
+//	[off, len, sum, segoff, segment, stored]  the extent is a frame of so many bytes
 //
 // and a slot without an inode belongs to the inode of the one before it.
 //
