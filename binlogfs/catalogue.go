@@ -93,14 +93,14 @@ func (f *FileInfo) mark(offset int64, at time.Time, g GTID) {
 	f.Index = append(f.Index, Mark{Offset: offset, Time: at, GTID: g.String(), Groups: f.Groups})
 }
 
-// before returns the place of the last indexed group for which not says no, or
-// the file's first bytes: where a search begins to read.
+// before returns the place of the last indexed group for which past says no, or
+// that of the first group: where a search begins to read.
 func (f *FileInfo) before(past func(Mark) bool) int64 {
 	i := sort.Search(len(f.Index), func(i int) bool { return past(f.Index[i]) })
-	if i == 0 {
+	if len(f.Index) == 0 {
 		return int64(len(magic))
 	}
-	return f.Index[i-1].Offset
+	return f.Index[max(i-1, 0)].Offset
 }
 
 // isLogName says whether a name is that of a binary log: `base.000001`.

@@ -86,6 +86,9 @@ type Log struct {
 	end     Position    // published, and as durable as Ack asks
 	changed chan struct{}
 	needs   map[any]Position // what readers still need, by reader
+	marks   []KeepMark       // by name
+
+	marking sync.Mutex // one change of marks at a time; taken before mu, and held over the volume's journal
 }
 
 // ErrNoLog: the archive holds no binary log yet.
@@ -112,47 +115,53 @@ func OpenLog(ctx context.Context, v *gateway.Volume, o LogOptions) (*Log, error)
 		return nil, err
 	}
 	l.ident, l.files = *ident, files
+	if l.marks, err = readMarks(ctx, l.t, o.Dir); err != nil {
+		return nil, err
+	}
 	if err := l.recover(ctx); err != nil {
 		return nil, err
 	}
 	return l, nil
 }
 
-// readArchive reads an archive's identity and the catalogues of its files. A file
-// without a catalogue has one with its name only.
-func readArchive(ctx context.Context, t Tree, dir string) (*identity, []*FileInfo, error) {
+// readIdentity reads relay.json; an empty one where there is none.
+func readIdentity(ctx context.Context, t Tree, dir string) (*identity, error) {
 	ident := identity{Format: catalogueFormat}
 	body, err := readFile(ctx, t, path.Join(dir, identityName), maxIdentity)
 	if errors.Is(err, gateway.ErrNotExist) {
-		return &ident, nil, nil
+		return &ident, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(body, &ident); err != nil {
+		return nil, fmt.Errorf("%w: %s: %v", ErrCorrupt, identityName, err)
+	}
+	if ident.Format != catalogueFormat {
+		return nil, fmt.Errorf("the archive has format %d, which this release does not know: use a newer one", ident.Format)
+	}
+	return &ident, nil
+}
+
+// readArchive reads an archive's identity and the catalogues of its files. A file
+// without a catalogue has one with its name only.
+func readArchive(ctx context.Context, t Tree, dir string) (*identity, []*FileInfo, error) {
+	ident, names, err := readNames(ctx, t, dir)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := json.Unmarshal(body, &ident); err != nil {
-		return nil, nil, fmt.Errorf("%w: %s: %v", ErrCorrupt, identityName, err)
-	}
-	if ident.Format != catalogueFormat {
-		return nil, nil, fmt.Errorf("the archive has format %d, which this release does not know: use a newer one", ident.Format)
-	}
 	var files []*FileInfo
-	for _, s := range ident.Sources {
-		names, err := logNames(ctx, t, path.Join(dir, epochDir(s.Epoch)))
+	for _, n := range names {
+		info, err := readCatalogue(ctx, t, dir, n.epoch, n.name)
+		if errors.Is(err, gateway.ErrNotExist) {
+			info, err = &FileInfo{Format: catalogueFormat, Epoch: n.epoch, Name: n.name}, nil
+		}
 		if err != nil {
 			return nil, nil, err
 		}
-		for _, name := range names {
-			info, err := readCatalogue(ctx, t, dir, s.Epoch, name)
-			if errors.Is(err, gateway.ErrNotExist) {
-				info, err = &FileInfo{Format: catalogueFormat, Epoch: s.Epoch, Name: name, Flavor: s.Flavor}, nil
-			}
-			if err != nil {
-				return nil, nil, err
-			}
-			files = append(files, info)
-		}
+		files = append(files, info)
 	}
-	return &ident, files, nil
+	return ident, files, nil
 }
 
 // logNames lists the binary logs of an epoch by their numbers.
@@ -362,7 +371,8 @@ func (l *Log) Open(ctx context.Context, epoch uint32, name string) (File, error)
 }
 
 // Need says that the reader needs everything from pos on: Purge keeps it. The
-// reader takes it back with Done.
+// reader takes it back with Done. A reader that is a string or a Stringer is named
+// so to who purges.
 func (l *Log) Need(reader any, pos Position) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -377,7 +387,7 @@ func (l *Log) Done(reader any) {
 }
 
 // Purge deletes the files before the one that is named, the oldest first, but
-// none that a reader needs, and never the last. It returns what was deleted.
+// none that a reader or a mark needs, and never the last. It returns what was deleted.
 func (l *Log) Purge(ctx context.Context, epoch uint32, name string) ([]*FileInfo, error) {
 	var gone []*FileInfo
 	for {
@@ -411,10 +421,8 @@ func (l *Log) purgeable(epoch uint32, name string) (*FileInfo, []string) {
 	if f.Epoch > epoch || f.Epoch == epoch && logNumber(f.Name) >= logNumber(name) {
 		return nil, nil
 	}
-	for _, p := range l.needs {
-		if p.Epoch < f.Epoch || p.Epoch == f.Epoch && logNumber(p.File) <= logNumber(f.Name) {
-			return nil, nil
-		}
+	if l.neededLocked(f) {
+		return nil, nil
 	}
 	l.files = l.files[1:]
 	return f, l.namesLocked(f.Epoch)
