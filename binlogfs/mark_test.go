@@ -79,7 +79,7 @@ func TestLog_Mark_KeptThroughPurgesAndKills(t *testing.T) {
 	}
 	for _, dry := range []bool{true, false} {
 		got, err := l.Apply(t.Context(), Policy{KeepFiles: 1}, dry)
-		if err != nil || len(got.Files) != 0 || got.Left != 2 || len(got.Kept) != 1 || got.Kept[0] != (Keeper{"the mark nightly", 1, s.names[0], 1}) {
+		if err != nil || len(got.Files) != 0 || got.Left != 2 || len(got.Kept) != 1 || got.Kept[0] != (KeptFor{"the mark nightly", 1, s.names[0], 1}) {
 			t.Errorf("dry %v: purged what a mark needs: %+v, %v", dry, got, err)
 		}
 	}

@@ -25,8 +25,8 @@ type Policy struct {
 	KeepSize  int64         // the oldest, until the rest has at most so many bytes; 0: none
 }
 
-// Keeper is somebody because of whom files stay that the policy names.
-type Keeper struct {
+// KeptFor is somebody because of whom files stay that the policy names.
+type KeptFor struct {
 	Who   string `json:"who"`
 	Epoch uint32 `json:"epoch"`
 	File  string `json:"file"`
@@ -36,7 +36,7 @@ type Keeper struct {
 // Purged is what a purge did, or would do.
 type Purged struct {
 	Files   []*FileInfo // deleted, the oldest first
-	Kept    []Keeper
+	Kept    []KeptFor
 	Left    int // files
 	Deleted int64
 }
@@ -114,10 +114,10 @@ func (l *Log) Apply(ctx context.Context, p Policy, dry bool) (*Purged, error) {
 }
 
 // keepers returns who needs what, in the order of their files.
-func (l *Log) keepers() []Keeper {
+func (l *Log) keepers() []KeptFor {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var all []Keeper
+	var all []KeptFor
 	for who, p := range l.needs {
 		name := "a replica"
 		switch w := who.(type) {
@@ -126,12 +126,12 @@ func (l *Log) keepers() []Keeper {
 		case fmt.Stringer:
 			name = w.String()
 		}
-		all = append(all, Keeper{Who: name, Epoch: p.Epoch, File: p.File})
+		all = append(all, KeptFor{Who: name, Epoch: p.Epoch, File: p.File})
 	}
 	for _, m := range l.marks {
-		all = append(all, Keeper{Who: "the mark " + m.Name, Epoch: m.Epoch, File: m.File})
+		all = append(all, KeptFor{Who: "the mark " + m.Name, Epoch: m.Epoch, File: m.File})
 	}
-	slices.SortFunc(all, func(a, b Keeper) int {
+	slices.SortFunc(all, func(a, b KeptFor) int {
 		return cmp.Or(cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(logNumber(a.File), logNumber(b.File)), strings.Compare(a.Who, b.Who))
 	})
 	return all
