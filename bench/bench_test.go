@@ -51,6 +51,20 @@ func TestSummarize_Bars(t *testing.T) {
 	}
 }
 
+func TestSummarize_AgainstOther_JudgesAllButThatOne(t *testing.T) {
+	m := Metric{Bar: AgainstOther(0.8, Raw)}
+	slower := Metric{Better: Lower, Bar: AgainstOther(1.2, Mount)}
+	results := Summarize([]*Row{
+		row("kept", Store, m, 80), row("kept", Raw, m, 100), row("missed", Store, m, 79), row("missed", Raw, m, 100), row("alone", Store, m, 79),
+		row("fsync", Mount, slower, 10), row("fsync", Store, slower, 13),
+	})
+	for i, want := range []string{"pass", "", "fail", "", "nothing to compare with", "", "fail"} {
+		if got := results[i].Verdict; got != want {
+			t.Errorf("%s on %s: %q, want %q (ratio %v)", results[i].Job, results[i].Target, got, want, results[i].RatioOther)
+		}
+	}
+}
+
 func TestSummarize_FailedRun_FailsItsBar(t *testing.T) {
 	m := Metric{Bar: AgainstExt4(0.1)}
 	failed := row("j", Mount, m, 100)
@@ -240,7 +254,13 @@ func TestParseFlags_QuickAndNonsense(t *testing.T) {
 	if err != nil || c.Rounds != 2 || c.Seconds != 7 {
 		t.Errorf("%+v, %v", c, err)
 	}
-	for _, bad := range [][]string{{"--rounds", "0"}, {"--file-mib", "17"}, {"--rows", "-1"}} {
+	if c, o, err := parseFlags(suiteIO(), []string{"--store", "s3", "--bandwidth", "50MiB"}); err != nil || c.FileBytes != storeFileBytes || !o.remote() || o.bandwidth.Bytes != 50*mebibyte {
+		t.Errorf("with a store: %+v, %+v, %v", c, o, err)
+	}
+	if _, o, err := parseFlags(suiteIO(), []string{"--store", "file"}); err != nil || o.remote() {
+		t.Errorf("with a directory: %+v, %v", o, err)
+	}
+	for _, bad := range [][]string{{"--rounds", "0"}, {"--file-mib", "17"}, {"--rows", "-1"}, {"--store", "s3", "--latency", "0s"}} {
 		if _, _, err := parseFlags(suiteIO(), bad); !errors.Is(err, errUsage) {
 			t.Errorf("%v: %v", bad, err)
 		}
@@ -249,7 +269,7 @@ func TestParseFlags_QuickAndNonsense(t *testing.T) {
 
 func TestSuiteIO_Jobs_AreWellFormed(t *testing.T) {
 	seen := map[string]bool{}
-	for _, j := range suiteIO().Jobs(defaults()) {
+	for _, j := range append(suiteIO().Jobs(defaults()), storeJobs(defaults())...) {
 		if seen[j.Name] || j.What == "" || j.Setting == "" || len(j.Metrics) == 0 || j.Run == nil {
 			t.Errorf("job %+v", j)
 		}

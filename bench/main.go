@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cisternfs/cistern/bench/tpch"
+	"github.com/cisternfs/cistern/internal/config"
 	"github.com/cisternfs/cistern/internal/harness"
 )
 
@@ -45,6 +46,8 @@ func command(ctx context.Context, args []string) error {
 		return churnCommand(args[1:])
 	case "lineitem":
 		return lineitem(args[1:])
+	case "proxy":
+		return proxyCommand(ctx, args[1:])
 	}
 	for _, s := range suites() {
 		if s.Name == args[0] {
@@ -55,10 +58,18 @@ func command(ctx context.Context, args []string) error {
 }
 
 func list() error {
-	for _, s := range suites() {
-		fmt.Printf("%s: %s\n", s.Name, s.What)
-		for _, j := range s.Jobs(defaults()) {
+	show := func(title, what string, jobs []Job) {
+		fmt.Printf("%s: %s\n", title, what)
+		for _, j := range jobs {
 			fmt.Printf("    %-17s %s\n    %-17s   %s\n", j.Name, j.What, "", j.Setting)
+		}
+	}
+	for _, s := range suites() {
+		c := defaults()
+		show(s.Name, s.What, s.Jobs(c))
+		if s.StoreJobs != nil {
+			c.FileBytes = storeFileBytes
+			show(s.Name+" --store s3", "a volume in an object store 20 ms and 100 MiB/s away, against plain requests to it", s.StoreJobs(c))
 		}
 	}
 	return nil
@@ -86,43 +97,70 @@ func lineitem(args []string) error {
 }
 
 func defaults() Config {
-	return Config{Rounds: 5, Seconds: 10, FileBytes: 256 * mebibyte, Rows: 100_000}
+	return Config{Rounds: 5, Seconds: 10, FileBytes: 256 * mebibyte, Rows: 100_000, Latency: 20 * time.Millisecond}
 }
+
+// storeFileBytes is the usual size of a file with an object store, in bytes.
+const storeFileBytes = 1024 * mebibyte
 
 // options are the flags of a run beside its Config.
 type options struct {
 	json, jobs, kinds, base string
+	store                   string
+	bandwidth               config.Size
+}
+
+// remote says whether the run is about an object store.
+func (o options) remote() bool { return o.store != "" && o.store != "file" }
+
+func kindNames() []string {
+	var names []string
+	for _, k := range allKinds {
+		names = append(names, string(k))
+	}
+	return names
 }
 
 func parseFlags(s Suite, args []string) (Config, options, error) {
-	c, o := defaults(), options{}
+	c, o := defaults(), options{bandwidth: config.Size{Bytes: 100 * mebibyte}}
 	flags := flag.NewFlagSet(s.Name, flag.ContinueOnError)
 	quick := flags.Bool("quick", false, "a short run, of about 4 minutes: 2 rounds of 2 s, small files; says little about the bars")
 	rounds := flags.Int("rounds", c.Rounds, "rounds")
 	seconds := flags.Int("seconds", c.Seconds, "duration of a timed run; sysbench runs twice as long")
-	mib := flags.Int64("file-mib", c.FileBytes/mebibyte, "size of the files in MiB, a multiple of 16")
+	mib := flags.Int64("file-mib", c.FileBytes/mebibyte, "size of the files in MiB, a multiple of 16; with --store usually 1024")
 	rows := flags.Int("rows", c.Rows, "rows of each of sysbench's 4 tables")
 	flags.StringVar(&o.json, "json", "", "also write the results to this file")
 	flags.StringVar(&o.jobs, "jobs", "", "jobs to run, by comma; all when empty")
-	flags.StringVar(&o.kinds, "dirs", "ext4,loopback,mount,fixed", "what to run on, by comma")
+	flags.StringVar(&o.kinds, "dirs", strings.Join(kindNames(), ","), "what to run on, by comma")
 	flags.StringVar(&c.Cistern, "cistern", "", "cistern binary to measure; this module's, built, when empty")
 	flags.StringVar(&o.base, "base", "", "directory on the disk to be measured; a fresh one in the temporary directory when empty")
+	if s.StoreJobs != nil {
+		flags.StringVar(&o.store, "store", "file", "what volumes lie in: file, or an object store, which has jobs of its own: s3 or gs for a server of the run's own behind a proxy, or a URL like s3://bucket/prefix")
+		flags.DurationVar(&c.Latency, "latency", c.Latency, "what the proxy adds to each request")
+		flags.Var(&o.bandwidth, "bandwidth", "bytes per second that the proxy passes each way")
+	}
 	if err := flags.Parse(args); err != nil {
 		return c, o, errors.Join(errUsage, err)
 	}
 	c.Rounds, c.Seconds, c.FileBytes, c.Rows = *rounds, *seconds, *mib*mebibyte, *rows
-	if *quick {
-		given := map[string]bool{}
-		flags.Visit(func(f *flag.Flag) { given[f.Name] = true })
-		set := func(name string, apply func()) {
-			if !given[name] {
-				apply()
-			}
+	given := map[string]bool{}
+	flags.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	set := func(name string, apply func()) {
+		if !given[name] {
+			apply()
 		}
+	}
+	if o.remote() {
+		set("file-mib", func() { c.FileBytes = storeFileBytes })
+	}
+	if *quick {
 		set("rounds", func() { c.Rounds = 2 })
 		set("seconds", func() { c.Seconds = 2 })
 		set("file-mib", func() { c.FileBytes = 64 * mebibyte })
 		set("rows", func() { c.Rows = 10_000 })
+	}
+	if o.remote() && c.Latency < time.Millisecond {
+		return c, o, fmt.Errorf("--latency %v: with less than 1ms a round trip means nothing: %w", c.Latency, errUsage)
 	}
 	if c.Rounds < 1 || c.Seconds < 1 || c.FileBytes < 16*mebibyte || c.FileBytes%(16*mebibyte) != 0 || c.Rows < 1 {
 		return c, o, fmt.Errorf("rounds, seconds and rows must be at least 1, file-mib a multiple of 16: %w", errUsage)
@@ -151,7 +189,11 @@ func runSuite(ctx context.Context, s Suite, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	jobs, err := choose(s.Jobs(c), o.jobs)
+	all := s.Jobs
+	if o.remote() {
+		all = s.StoreJobs
+	}
+	jobs, err := choose(all(c), o.jobs)
 	if err != nil {
 		return err
 	}
@@ -168,9 +210,18 @@ func runSuite(ctx context.Context, s Suite, args []string) (err error) {
 	if err := buildPrograms(ctx, kinds, programs, &c); err != nil {
 		return err
 	}
+	if o.remote() {
+		if c.Remote, err = openRemote(ctx, c, o); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, c.Remote.Close()) }()
+	}
 	report := Report{
 		Suite: s.Name, Begun: time.Now(), Commit: firstLine("git", "describe", "--always", "--dirty"),
 		Rounds: c.Rounds, Seconds: c.Seconds, FileBytes: c.FileBytes, Machine: describeMachine(),
+	}
+	if c.Remote != nil {
+		report.Store = c.Remote.What
 	}
 	rows, err := onTargets(ctx, c, jobs, kinds, base)
 	report.Results = Summarize(rows)
@@ -183,12 +234,20 @@ func runSuite(ctx context.Context, s Suite, args []string) (err error) {
 	return errors.Join(err, failures(rows))
 }
 
+func openRemote(ctx context.Context, c Config, o options) (*Remote, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find this program: %w", err)
+	}
+	return OpenRemote(ctx, RemoteConfig{Store: o.store, Latency: c.Latency, Bandwidth: o.bandwidth.Bytes, Program: program})
+}
+
 // kindsFor keeps the kinds that at least one job runs on.
 func kindsFor(jobs []Job, names []string) []Kind {
 	var kinds []Kind
 	for _, name := range names {
 		needed := func(j Job) bool { return j.runsOn(Kind(name)) }
-		if known := slices.Contains([]Kind{Ext4, Loopback, Mount, Fixed}, Kind(name)); !known || slices.ContainsFunc(jobs, needed) {
+		if known := slices.Contains(allKinds, Kind(name)); !known || slices.ContainsFunc(jobs, needed) {
 			kinds = append(kinds, Kind(name))
 		}
 	}
@@ -201,7 +260,8 @@ func buildPrograms(ctx context.Context, kinds []Kind, dir string, c *Config) (er
 			return err
 		}
 	}
-	if c.Cistern == "" && (slices.Contains(kinds, Mount) || slices.Contains(kinds, Fixed)) {
+	mounts := func(k Kind) bool { return k == Mount || k == Fixed || k == Store || k == Bucket }
+	if c.Cistern == "" && slices.ContainsFunc(kinds, mounts) {
 		if c.Cistern, err = harness.Build(ctx, "./cmd/cistern", dir); err != nil {
 			return err
 		}

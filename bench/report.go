@@ -22,6 +22,7 @@ type Report struct {
 	Rounds    int       `json:"rounds"`
 	Seconds   int       `json:"seconds"` // of one timed run
 	FileBytes int64     `json:"file_bytes"`
+	Store     string    `json:"store,omitempty"` // the object store and its network
 	Machine   Machine   `json:"machine"`
 	Results   []Result  `json:"results"`
 }
@@ -47,6 +48,7 @@ type Result struct {
 	SpreadPercent float64 `json:"spread_percent"` // (max - min) / median
 	RatioExt4     float64 `json:"ratio_ext4"`
 	RatioLoopback float64 `json:"ratio_loopback"`
+	RatioOther    float64 `json:"ratio_other,omitempty"` // to the target that the bar names
 	Bar           string  `json:"bar,omitempty"`
 	Verdict       string  `json:"verdict,omitempty"` // pass, fail, or why there is none
 }
@@ -75,7 +77,10 @@ func Summarize(rows []*Row) []Result {
 			return 0
 		}
 		res.RatioExt4, res.RatioLoopback = ratio(Ext4), ratio(Loopback)
-		if r.Kind == Mount || r.Kind == Fixed {
+		if other := r.metric.Bar.Other; other != "" {
+			res.RatioOther = ratio(other)
+		}
+		if slices.Contains([]Kind{Mount, Fixed, Store, Bucket}, r.Kind) && r.Kind != r.metric.Bar.Other {
 			res.Bar, res.Verdict = judge(r.metric, res)
 		}
 		results = append(results, res)
@@ -98,6 +103,8 @@ func judge(m Metric, r Result) (bar, verdict string) {
 	switch {
 	case m.Bar.Absolute:
 		bar = fmt.Sprintf("%s %s %s", sign, number(m.Bar.Limit), m.Unit)
+	case m.Bar.Other != "":
+		bar = fmt.Sprintf("%s %g × %s", sign, m.Bar.Factor, m.Bar.Other)
 	case m.Bar.Loopback != 0:
 		bar = fmt.Sprintf("%s %g × ext4 or %g × loopback", sign, m.Bar.Ext4, m.Bar.Loopback)
 	case m.Bar.Ext4 != 0:
@@ -118,6 +125,11 @@ func judge(m Metric, r Result) (bar, verdict string) {
 	switch {
 	case m.Bar.Absolute:
 		pass = keeps(r.Median, m.Bar.Limit)
+	case m.Bar.Other != "":
+		if r.RatioOther == 0 {
+			return bar, "nothing to compare with"
+		}
+		pass = keeps(r.RatioOther, m.Bar.Factor)
 	case r.RatioExt4 == 0 && (m.Bar.Loopback == 0 || r.RatioLoopback == 0):
 		return bar, "nothing to compare with"
 	default:
@@ -148,13 +160,13 @@ func (r Report) WriteMarkdown(w io.Writer) error {
 	m := r.Machine
 	fmt.Fprintf(&b, "Suite %s, commit %s, begun %s: %d rounds of %d s, files of %s.\n", r.Suite, r.Commit, r.Begun.UTC().Format(time.DateTime), r.Rounds, r.Seconds, size(r.FileBytes))
 	fmt.Fprintf(&b, "Linux %s, %d CPUs, %d MiB of memory, load %.1f at the begin; %s, %s, MariaDB %s.\n\n", m.Kernel, m.CPUs, m.MemoryBytes/mebibyte, m.LoadAtBegin, m.Fio, m.Sysbench, m.MariaDB)
-	fmt.Fprintf(&b, "| job | metric | on | median | spread | × ext4 | × loopback | bar | |\n|---|---|---|---:|---:|---:|---:|---|---|\n")
+	fmt.Fprintf(&b, "| job | metric | on | median | spread | × ext4 | × loopback | × other | bar | |\n|---|---|---|---:|---:|---:|---:|---:|---|---|\n")
 	for _, x := range r.Results {
 		median, spread := number(x.Median)+" "+x.Unit, fmt.Sprintf("%.0f %%", x.SpreadPercent)
 		if len(x.Values) == 0 {
 			median, spread = "failed", ""
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", x.Job, x.Metric, x.Target, median, spread, ratioText(x.RatioExt4), ratioText(x.RatioLoopback), x.Bar, x.Verdict)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", x.Job, x.Metric, x.Target, median, spread, ratioText(x.RatioExt4), ratioText(x.RatioLoopback), ratioText(x.RatioOther), x.Bar, x.Verdict)
 	}
 	r.writeSettings(&b)
 	_, err := io.WriteString(w, b.String())

@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"syscall"
+	"time"
 )
 
 // Suite is a named list of jobs, made for a configuration.
@@ -13,6 +14,8 @@ type Suite struct {
 	Name string
 	What string
 	Jobs func(Config) []Job
+	// StoreJobs are those with an object store; nil when the suite has none.
+	StoreJobs func(Config) []Job
 }
 
 // Config is what a run may vary.
@@ -23,6 +26,9 @@ type Config struct {
 	Rows      int   // of each sysbench table
 	Loopback  string
 	Cistern   string // paths of the programs; empty when no target needs them
+
+	Remote  *Remote       // the object store; nil without one
+	Latency time.Duration // of a request to it
 }
 
 // Job is one kind of work.
@@ -74,6 +80,8 @@ type Bar struct {
 	Loopback float64 // times the median on the loopback; with Ext4, the easier of the two counts
 	Limit    float64 // an absolute limit, used when Ext4 is 0
 	Absolute bool    // Limit is set, also when it is 0
+	Other    Kind    // with Factor: times the median on that target
+	Factor   float64
 }
 
 // AgainstExt4 is a bar relative to ext4.
@@ -81,6 +89,9 @@ func AgainstExt4(factor float64) Bar { return Bar{Ext4: factor} }
 
 // AgainstEither is the lower of two bars, relative to ext4 and to the loopback.
 func AgainstEither(ext4, loopback float64) Bar { return Bar{Ext4: ext4, Loopback: loopback} }
+
+// AgainstOther is a bar relative to another target.
+func AgainstOther(factor float64, other Kind) Bar { return Bar{Other: other, Factor: factor} }
 
 // AtMost is an absolute bar.
 func AtMost(limit float64) Bar { return Bar{Limit: limit, Absolute: true} }

@@ -31,6 +31,7 @@ func suiteIO() Suite {
 			}
 			return jobs
 		},
+		StoreJobs: storeJobs,
 	}
 }
 

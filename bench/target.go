@@ -21,7 +21,13 @@ const (
 	Loopback Kind = "loopback" // the bare FUSE loopback over such a directory
 	Mount    Kind = "mount"    // a cistern mount of a volume in a file:// store
 	Fixed    Kind = "fixed"    // a read-only cistern mount of one commit
+	Store    Kind = "store"    // a cistern mount of a volume in an object store
+	Bucket   Kind = "bucket"   // the same in durability mode bucket
+	Raw      Kind = "raw"      // plain requests to that object store
 )
+
+// allKinds are all of them, in the order of a table.
+var allKinds = []Kind{Ext4, Loopback, Mount, Fixed, Store, Bucket, Raw}
 
 const (
 	mountWait  = time.Minute
@@ -39,6 +45,11 @@ type Target struct {
 
 	cistern string
 	mount   *harness.Mount
+	remote  *Remote // the object store, or nil
+
+	firstState string
+	moves      int      // to fresh state directories
+	stale      []string // state directories that were moved from
 }
 
 // fixedFile is the file that a Fixed target holds.
@@ -47,10 +58,11 @@ const fixedFile = "fixed.dat"
 // OpenTarget makes a target below base. Close ends it.
 func OpenTarget(ctx context.Context, kind Kind, base string, c Config) (*Target, error) {
 	t := &Target{
-		Name: string(kind), Kind: kind, cistern: c.Cistern,
+		Name: string(kind), Kind: kind, cistern: c.Cistern, remote: c.Remote,
 		Dir:   filepath.Join(base, string(kind), "dir"),
 		State: filepath.Join(base, string(kind), "state"), Bucket: filepath.Join(base, string(kind), "bucket"),
 	}
+	t.firstState = t.State
 	if err := os.MkdirAll(t.Dir, 0o755); err != nil {
 		return nil, fmt.Errorf("make %s: %w", t.Dir, err)
 	}
@@ -65,14 +77,21 @@ func OpenTarget(ctx context.Context, kind Kind, base string, c Config) (*Target,
 		if err = os.MkdirAll(below, 0o755); err == nil {
 			err = t.start(ctx, harness.LoopbackMount(c.Loopback, below, t.Dir))
 		}
-	case Mount:
-		if err = t.format(ctx); err == nil {
-			err = t.start(ctx, harness.CisternMount(c.Cistern, t.url(), t.Dir, t.State))
+	case Mount, Store, Bucket:
+		if err = t.needRemote(kind != Mount); err == nil {
+			err = t.format(ctx)
+		}
+		if err == nil {
+			err = t.start(ctx, t.mountConfig())
+		}
+	case Raw:
+		if err = t.needRemote(true); err == nil {
+			t.Options = "no file system: requests to " + c.Remote.What
 		}
 	case Fixed:
 		err = t.openFixed(ctx, c.FileBytes)
 	default:
-		err = fmt.Errorf("no such target %q; there are %s, %s, %s and %s", kind, Ext4, Loopback, Mount, Fixed)
+		err = fmt.Errorf("no such target %q; there are %v", kind, allKinds)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open target %s: %w", kind, err), t.Close())
@@ -80,14 +99,50 @@ func OpenTarget(ctx context.Context, kind Kind, base string, c Config) (*Target,
 	return t, nil
 }
 
-func (t *Target) url() string { return "file://" + t.Bucket }
+// needRemote keeps the object store where it is wanted and forgets the bucket
+// directory with it.
+func (t *Target) needRemote(want bool) error {
+	if want && t.remote == nil {
+		return errors.New("it needs an object store: give one with --store")
+	}
+	if want {
+		t.Bucket = ""
+	}
+	return nil
+}
+
+// inRemote says whether the target's volume lies in the object store.
+func (t *Target) inRemote() bool { return t.Kind == Store || t.Kind == Bucket }
+
+func (t *Target) url() string {
+	if t.inRemote() {
+		return t.remote.URL(t.Name)
+	}
+	return "file://" + t.Bucket
+}
 
 func (t *Target) format(ctx context.Context) error {
-	if err := os.MkdirAll(t.Bucket, 0o755); err != nil {
+	argv := []string{t.cistern, "format", t.url()}
+	if t.inRemote() {
+		argv = append(append([]string{"env"}, t.remote.Env...), argv...)
+	} else if err := os.MkdirAll(t.Bucket, 0o755); err != nil {
 		return fmt.Errorf("make the store: %w", err)
 	}
-	_, err := harness.Run(ctx, "", t.cistern, "format", t.url())
+	_, err := harness.Run(ctx, "", argv...)
 	return err
+}
+
+// mountConfig is the writable mount of the target's volume.
+func (t *Target) mountConfig() harness.MountConfig {
+	var args []string
+	if t.Kind == Bucket {
+		args = []string{"--durability", "bucket"}
+	}
+	c := harness.CisternMount(t.cistern, t.url(), t.Dir, t.State, args...)
+	if t.inRemote() {
+		c.Env = t.remote.Env
+	}
+	return c
 }
 
 func (t *Target) start(ctx context.Context, c harness.MountConfig) error {
@@ -99,6 +154,12 @@ func (t *Target) start(ctx context.Context, c harness.MountConfig) error {
 	}
 	t.mount = m
 	t.Options, err = harness.MountOptions(t.Dir)
+	if t.Kind == Bucket {
+		t.Options += ", --durability bucket"
+	}
+	if t.inRemote() {
+		t.Options += "; " + t.remote.What
+	}
 	return err
 }
 
@@ -140,11 +201,11 @@ func (t *Target) sync(ctx context.Context) (string, error) {
 
 // Quiesce waits until the target has nothing to upload.
 func (t *Target) Quiesce(ctx context.Context) error {
-	if t.Kind != Mount {
+	if t.mount == nil || t.Kind != Mount && !t.inRemote() {
 		return nil
 	}
 	_, err := t.sync(ctx)
-	return err
+	return errors.Join(err, t.clearStale())
 }
 
 // PID is the process that serves the target; 0 for a plain directory.
