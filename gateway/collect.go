@@ -312,7 +312,8 @@ func (v *Volume) afterCommit(b *built) {
 
 // CollectOrphans deletes objects and segments that nothing refers to: those of
 // sealed epochs, and of one's own those older than the policy's age. They are
-// left by writers that ended between an upload and its commit.
+// left by writers that ended between an upload and its commit. Pins that expired
+// a week ago go, too.
 func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, error) {
 	var out Collected
 	// Listed before the references are read: what is uploaded later is not in
@@ -325,6 +326,9 @@ func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, er
 	own := v.epoch()
 	now, err := v.storeClock(ctx)
 	if err != nil {
+		return out, err
+	}
+	if err := v.collectPins(ctx, now, dryRun, &out); err != nil {
 		return out, err
 	}
 	for _, prefix := range []string{metadata.ObjectPrefix, metadata.SegmentPrefix} {
@@ -372,6 +376,47 @@ func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, er
 		out.add(t.key, t.size, dryRun)
 	}
 	return out, nil
+}
+
+// pinsKept is how long a pin stays in the bucket after it has expired, so that
+// it can still be seen what a mount that ended badly had shown.
+const pinsKept = 7 * 24 * time.Hour
+
+// collectPins deletes pins that expired long ago. Whoever renews one writes
+// another and does not miss it.
+func (v *Volume) collectPins(ctx context.Context, now int64, dryRun bool, out *Collected) error {
+	var lapsed []objstore.Info
+	err := objstore.ListAll(ctx, v.store, metadata.PinPrefix, "", func(i objstore.Info) error {
+		err := readDocument(ctx, v.store, i.Key, maxPinBytes, func(body []byte, _ objstore.Info) error {
+			p, err := metadata.DecodePin(body)
+			if err == nil && p.Expiry != 0 && p.Expiry+int64(pinsKept) < now {
+				lapsed = append(lapsed, i)
+			}
+			return err
+		})
+		if errors.Is(err, objstore.ErrNotExist) {
+			return nil // taken away meanwhile
+		}
+		return err
+	})
+	if err != nil && !isDamage(err) && !errors.Is(err, ErrNewerFormat) && !errors.Is(err, ErrStore) {
+		return storeError("list pins", err)
+	}
+	if err != nil {
+		return err
+	}
+	for _, i := range lapsed {
+		if err := v.Stopped(); err != nil {
+			return err
+		}
+		if !dryRun {
+			if err := v.store.Delete(ctx, i.Key); err != nil {
+				return storeError("delete "+i.Key, err)
+			}
+		}
+		out.add(i.Key, i.Size, dryRun)
+	}
+	return nil
 }
 
 // keySet is a set of keys by their hash. A collision keeps an orphan; it never

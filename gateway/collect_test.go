@@ -503,3 +503,40 @@ func TestVolume_Collect_ClockAhead_KeepsTheRetention(t *testing.T) {
 		mustClose(t, v)
 	})
 }
+
+func TestVolume_CollectOrphans_LapsedPins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(nil)
+		old, _, _ := someDead(t, l, v)
+		lapsed := pin(t, l.bucket, "a", old, time.Now().Add(time.Hour).UnixNano())
+		for _, keep := range []string{
+			pin(t, l.bucket, "b", old, 0), pin(t, l.bucket, "c", old, time.Now().Add(48*time.Hour).UnixNano()),
+		} {
+			defer func() {
+				if _, err := l.bucket.Head(bg, keep); err != nil {
+					t.Errorf("a pin that counts: %v", err)
+				}
+			}()
+		}
+		for _, wait := range []time.Duration{0, 7 * 24 * time.Hour, 2 * time.Hour} {
+			if _, err := l.bucket.Head(bg, lapsed); err != nil {
+				t.Errorf("gone too early: %v", err)
+			}
+			time.Sleep(wait)
+			if err := v.RenewLease(bg); err != nil {
+				t.Fatal(err)
+			}
+			if dry, err := v.CollectOrphans(bg, true); err != nil || wait == 2*time.Hour != slices.Contains(dry.Keys, lapsed) {
+				t.Errorf("dry run: %+v, %v", dry, err)
+			}
+			if _, err := v.CollectOrphans(bg, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := l.bucket.Head(bg, lapsed); !errors.Is(err, objstore.ErrNotExist) {
+			t.Errorf("a pin that lapsed a week ago: %v", err)
+		}
+		mustClose(t, v)
+	})
+}
