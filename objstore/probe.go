@@ -23,37 +23,43 @@ const (
 
 // Probe makes sure that a store keeps the promises that a volume's safety
 // rests on: create-only refuses an existing key and lets one of 64 concurrent
-// creators win, compare-and-swap refuses a wrong version and a missing key and
-// accepts the right one, what was written is read back, whole and by range, and
+// creators win, compare-and-swap refuses a wrong version and a missing key,
+// accepts the right one and lets one of 16 concurrent swappers win, in two rounds on
+// each of two keys, what was written is read back, whole and by range, and
 // listed at once. A store that fails gives ErrGuarantee; any other error means
 // that it could not be found out. It works under a random key probe/… and
-// removes what it wrote also when it fails. It takes about 75 PUTs of 16 KiB at
+// removes what it wrote also when it fails. It takes about 150 PUTs of 16 KiB at
 // most, nearly all of them at the same time: give it the store without its limit
 // of parallel requests. What it finds is evidence, not proof.
 func Probe(ctx context.Context, s Store) error {
 	p := newProbe(s)
-	steps := p.steps(raceSize{creators: probeCreators, rounds: 1, body: shortRaceBody})
+	steps := p.steps(shortRace())
 	errs := make([]error, len(steps))
 	var wg sync.WaitGroup
 	for i, step := range steps {
 		wg.Go(func() { errs[i] = step.run(ctx) })
 	}
 	wg.Wait()
-	// What is known to be wrong tells more than what could not be found out.
-	var first error
-	for _, err := range errs {
-		if errors.Is(err, ErrGuarantee) || first == nil {
-			first = err
-		}
-		if errors.Is(err, ErrGuarantee) {
-			break
-		}
-	}
+	first := worst(errs)
 	if first != nil {
 		first = fmt.Errorf("probe of the object store: %w", first)
 	}
 	if err := p.clean(ctx); err != nil {
 		return errors.Join(first, err)
+	}
+	return first
+}
+
+// worst returns the error that tells most: what is known to be wrong before what
+// could not be found out.
+func worst(errs []error) (first error) {
+	for _, err := range errs {
+		if errors.Is(err, ErrGuarantee) {
+			return err
+		}
+		if first == nil {
+			first = err
+		}
 	}
 	return first
 }
@@ -86,6 +92,7 @@ func (p *probe) steps(size raceSize) []probeStep {
 		{"deleting", p.remove},
 		{"compare-and-swap PUT", p.swap},
 		{fmt.Sprintf("%d concurrent creators", size.creators), func(ctx context.Context) error { return p.raceCreators(ctx, size) }},
+		{fmt.Sprintf("%d concurrent swappers", probeSwappers), func(ctx context.Context) error { return p.raceSwappers(ctx, size) }},
 	}
 }
 

@@ -2,11 +2,12 @@ package objstore
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
 	"sync"
 	"time"
 )
@@ -16,15 +17,28 @@ const (
 	probeSwappers = 16
 	swapTries     = 3 // of a round in which nobody wins
 
+	shortSwapKeys = 2 // swapped at the same time
+	longSwapKeys  = 4
+
 	shortRaceBody = 16 << 10 // bytes; more than HTTP clients buffer before they send the header
 	longRaceBody  = 1 << 20
 	racePause     = 50 * time.Millisecond // in the middle of a body
 )
 
-// raceSize is how hard creators race.
+// raceSize is how hard creators and swappers race.
 type raceSize struct {
-	creators, rounds int
-	body             int64 // bytes
+	creators, rounds     int
+	body                 int64 // bytes, of creators
+	swapKeys, swapRounds int
+}
+
+// shortRace is what format and mount pay for.
+func shortRace() raceSize {
+	return raceSize{creators: probeCreators, rounds: 1, body: shortRaceBody, swapKeys: shortSwapKeys, swapRounds: shortSwaps}
+}
+
+func longRace() raceSize {
+	return raceSize{creators: probeCreators, rounds: longRaceRounds, body: longRaceBody, swapKeys: longSwapKeys, swapRounds: longSwapRounds}
 }
 
 // noise is what bodies are made of: nothing that a store could compress or know
@@ -36,7 +50,7 @@ type noise struct {
 func newNoise() *noise {
 	n := &noise{}
 	for i := 0; i < len(n.block); i += 8 {
-		binary.LittleEndian.PutUint64(n.block[i:], rand.Uint64())
+		binary.LittleEndian.PutUint64(n.block[i:], mathrand.Uint64())
 	}
 	return n
 }
@@ -105,28 +119,42 @@ func racer(ctx context.Context, n *noise, id int, size int64) *noisyBody {
 	return &noisyBody{n: n, id: uint64(id), size: size, pause: func() error { return sleep(ctx, racePause) }}
 }
 
-// stored returns whose body a key holds: one of n, whole, or an error.
-func (p *probe) stored(ctx context.Context, name string, src *noise, n int, size int64) (id int, version Version, err error) {
+// racers are the bodies of one race, each with an id of its own. No two races on
+// one key may share an id: many stores make the version from the body, and a
+// winner that writes what is there already would look like one that wrote nothing.
+type racers struct {
+	src      *noise
+	first, n int // ids
+	size     int64
+}
+
+// stored returns which racer's body a key holds, whole, and its version. A key
+// that is at version before still is no error and gives -1.
+func (p *probe) stored(ctx context.Context, name string, r racers, before Version) (i int, version Version, err error) {
 	err = again(ctx, func() error {
-		got, info, err := ReadAll(ctx, p.s, p.base+name, size)
+		got, info, err := ReadAll(ctx, p.s, p.base+name, r.size)
 		if err != nil && !errors.Is(err, ErrTooLarge) {
 			return err
 		}
-		version = info.Version
-		if info.Size != size {
-			return lacks("of concurrent PUTs of %d bytes each to one key %d bytes were stored", size, info.Size)
+		i, version = -1, info.Version
+		if before != "" && version == before {
+			return nil
 		}
-		id = int(binary.LittleEndian.Uint64(got))
-		want, err := io.ReadAll(&noisyBody{n: src, id: uint64(id), size: size})
+		if info.Size != r.size {
+			return lacks("of concurrent PUTs of %d bytes each to one key %d bytes were stored", r.size, info.Size)
+		}
+		id := int(binary.LittleEndian.Uint64(got))
+		want, err := io.ReadAll(&noisyBody{n: r.src, id: uint64(id), size: r.size})
 		if err != nil {
 			return err
 		}
-		if id < 0 || id >= n || string(got) != string(want) {
+		i = id - r.first
+		if i < 0 || i >= r.n || string(got) != string(want) {
 			return lacks("concurrent PUTs to one key left a body that none of them sent")
 		}
 		return nil
 	})
-	return id, version, err
+	return i, version, err
 }
 
 // outcome is how a race ended.
@@ -136,13 +164,14 @@ type outcome struct {
 	unclear      error   // of a reply that says neither yes nor no
 }
 
-// race makes n conditional PUTs at the same time.
-func (p *probe) race(ctx context.Context, name string, src *noise, n int, size int64, cond Condition) outcome {
+// race makes conditional PUTs at the same time.
+func (p *probe) race(ctx context.Context, name string, r racers, cond Condition) outcome {
 	key := p.key(name)
-	versions, errs := make([]Version, n), make([]error, n)
+	versions, errs := make([]Version, r.n), make([]error, r.n)
 	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() { versions[i], errs[i] = p.s.Put(ctx, key, racer(ctx, src, i, size), size, cond) })
+	for i := range r.n {
+		body := &noisyBody{n: r.src, id: uint64(r.first + i), size: r.size, pause: func() error { return sleep(ctx, racePause) }}
+		wg.Go(func() { versions[i], errs[i] = p.s.Put(ctx, key, body, r.size, cond) })
 	}
 	wg.Wait()
 	var o outcome
@@ -160,75 +189,86 @@ func (p *probe) race(ctx context.Context, name string, src *noise, n int, size i
 
 // raceCreators lets many creators have their PUTs under way at the same time.
 func (p *probe) raceCreators(ctx context.Context, size raceSize) error {
-	src := newNoise()
+	r := racers{src: newNoise(), n: size.creators, size: size.body}
 	for round := range size.rounds {
 		name := fmt.Sprintf("race-%d", round)
-		o := p.race(ctx, name, src, size.creators, size.body, Condition{IfAbsent: true})
+		o := p.race(ctx, name, r, Condition{IfAbsent: true})
 		if o.wins > 1 {
-			return lacks("%d of %d concurrent create-only PUTs to one key were accepted", o.wins, size.creators)
+			return lacks("%d of %d concurrent create-only PUTs to one key were accepted", o.wins, r.n)
 		}
-		id, _, err := p.stored(ctx, name, src, size.creators, size.body)
+		i, _, err := p.stored(ctx, name, r, "")
 		switch {
 		case errors.Is(err, ErrNotExist) && o.wins == 0 && o.unclear != nil:
-			return fmt.Errorf("%d concurrent create-only PUTs: none succeeded: %w", size.creators, o.unclear)
+			return fmt.Errorf("%d concurrent create-only PUTs: none succeeded: %w", r.n, o.unclear)
 		case errors.Is(err, ErrNotExist):
-			return lacks("of %d concurrent create-only PUTs to one key none took effect", size.creators)
+			return lacks("of %d concurrent create-only PUTs to one key none took effect", r.n)
 		case err != nil:
 			return err
 		}
-		if o.wins == 1 && id != o.winner {
-			return lacks("the winner of %d concurrent create-only PUTs was overwritten by another", size.creators)
+		if o.wins == 1 && i != o.winner {
+			return lacks("the winner of %d concurrent create-only PUTs was overwritten by another", r.n)
 		}
 	}
 	return nil
 }
 
 // raceSwappers lets several writers swap one key from the same version, round
-// after round: one of them may win, and what it wrote must stay.
-func (p *probe) raceSwappers(ctx context.Context, rounds int) error {
+// after round, and does so on several keys at the same time: one writer of a
+// round may win, and what it wrote must stay.
+func (p *probe) raceSwappers(ctx context.Context, size raceSize) error {
 	src := newNoise()
-	if err := Create(ctx, p.s, p.key("swaps"), []byte("start")); err != nil {
+	errs := make([]error, size.swapKeys)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() { errs[i] = p.swapRounds(ctx, fmt.Sprintf("swaps-%d", i), src, size.swapRounds) })
+	}
+	wg.Wait()
+	return worst(errs)
+}
+
+// swapRounds races on one key.
+func (p *probe) swapRounds(ctx context.Context, name string, src *noise, rounds int) error {
+	if err := Create(ctx, p.s, p.key(name), []byte("start "+rand.Text())); err != nil {
 		return err
 	}
-	info, err := p.head(ctx, "swaps")
+	info, err := p.head(ctx, name)
 	if err != nil {
 		return err
 	}
 	version := info.Version
+	r := racers{src: src, n: probeSwappers, size: shortRaceBody}
 	for range rounds {
-		if version, err = p.swapRound(ctx, src, version); err != nil {
+		if version, err = p.swapRound(ctx, name, r, version); err != nil {
 			return err
 		}
+		r.first += r.n
 	}
 	return nil
 }
 
 // swapRound is one round of swaps from a version. It returns the next one.
-func (p *probe) swapRound(ctx context.Context, src *noise, from Version) (Version, error) {
+func (p *probe) swapRound(ctx context.Context, name string, r racers, from Version) (Version, error) {
 	for try := 1; ; try++ {
-		o := p.race(ctx, "swaps", src, probeSwappers, shortRaceBody, Condition{IfVersion: from})
+		o := p.race(ctx, name, r, Condition{IfVersion: from})
 		if o.wins > 1 {
-			return "", lacks("%d of %d concurrent compare-and-swap PUTs with one version were accepted: updates get lost", o.wins, probeSwappers)
+			return "", lacks("%d of %d concurrent compare-and-swap PUTs with one version were accepted: updates get lost", o.wins, r.n)
 		}
-		info, err := p.head(ctx, "swaps")
-		if err != nil {
+		i, version, err := p.stored(ctx, name, r, from)
+		switch {
+		case errors.Is(err, ErrNotExist):
+			return "", lacks("after %d concurrent compare-and-swap PUTs the object is not found", r.n)
+		case err != nil:
 			return "", err
-		}
-		if info.Version != from {
-			id, version, err := p.stored(ctx, "swaps", src, probeSwappers, shortRaceBody)
-			if err == nil && o.wins == 1 && (id != o.winner || version != o.version) {
-				err = lacks("the winner of %d concurrent compare-and-swap PUTs was overwritten by another", probeSwappers)
-			}
-			return version, err
-		}
-		if o.wins == 1 {
+		case i >= 0 && o.wins == 1 && (i != o.winner || version != o.version):
+			return "", lacks("the winner of %d concurrent compare-and-swap PUTs was overwritten by another", r.n)
+		case i >= 0:
+			return version, nil
+		case o.wins == 1:
 			return "", lacks("a compare-and-swap PUT was accepted and had no effect")
-		}
-		if try == swapTries && o.unclear != nil {
-			return "", fmt.Errorf("%d concurrent compare-and-swap PUTs: none succeeded: %w", probeSwappers, o.unclear)
-		}
-		if try == swapTries {
-			return "", lacks("of %d concurrent compare-and-swap PUTs with the right version none took effect", probeSwappers)
+		case try == swapTries && o.unclear != nil:
+			return "", fmt.Errorf("%d concurrent compare-and-swap PUTs: none succeeded: %w", r.n, o.unclear)
+		case try == swapTries:
+			return "", lacks("of %d concurrent compare-and-swap PUTs with the right version none took effect", r.n)
 		}
 		if err := sleep(ctx, probePause<<(try-1)); err != nil {
 			return "", err

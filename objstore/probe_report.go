@@ -72,7 +72,7 @@ func (r *ProbeReport) unfit(results ...string) string {
 const (
 	longRaceRounds = 4
 	longSwapRounds = 8
-	shortSwaps     = 2
+	shortSwaps     = 2 // on each key
 )
 
 // ProbeStore finds out what Probe does and more, tells every part of it apart,
@@ -89,13 +89,11 @@ func ProbeStore(ctx context.Context, s Store, o ProbeOptions) (r *ProbeReport, e
 			r.Left = cleanErr.Error()
 		}
 	}()
-	size, swaps := raceSize{creators: probeCreators, rounds: 1, body: shortRaceBody}, shortSwaps
+	size := shortRace()
 	if !o.Short {
-		size, swaps = raceSize{creators: probeCreators, rounds: longRaceRounds, body: longRaceBody}, longSwapRounds
+		size = longRace()
 	}
-	steps := append(p.steps(size), probeStep{
-		fmt.Sprintf("%d concurrent swappers", probeSwappers), func(ctx context.Context) error { return p.raceSwappers(ctx, swaps) },
-	})
+	steps := p.steps(size)
 	cells := speedCells(o)
 	total := 1 + len(steps) + 1 + len(cells)
 	done := 0
