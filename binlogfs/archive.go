@@ -232,13 +232,4 @@ func (l *FixedLog) Marks() []KeepMark { return slices.Clone(l.marks) }
 
 func (l *FixedLog) count() int { return len(l.names) }
 
-// Info returns the catalogue of a file; epoch 0 means the last epoch that has a
-// file of the name.
-func (l *FixedLog) Info(ctx context.Context, epoch uint32, name string) (*FileInfo, error) {
-	for i := len(l.names) - 1; i >= 0; i-- {
-		if n := l.names[i]; n.name == name && (epoch == 0 || n.epoch == epoch) {
-			return l.info(ctx, i)
-		}
-	}
-	return nil, fmt.Errorf("%w: the archive has no file %s", gateway.ErrNotExist, name)
-}
+func (l *FixedLog) nameOf(i int) fileName { return l.names[i] }

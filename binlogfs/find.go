@@ -15,6 +15,7 @@ var ErrNotFound = errors.New("not in the archive")
 type Searchable interface {
 	Open(ctx context.Context, epoch uint32, name string) (File, error)
 	count() int
+	nameOf(i int) fileName
 	info(ctx context.Context, i int) (*FileInfo, error)
 }
 
@@ -41,6 +42,27 @@ func (l *Log) info(_ context.Context, i int) (*FileInfo, error) {
 		return nil, fmt.Errorf("%w: a file was purged meanwhile; search again", ErrNotFound)
 	}
 	return l.files[i], nil
+}
+
+func (l *Log) nameOf(i int) fileName {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i >= len(l.files) {
+		return fileName{}
+	}
+	return fileName{l.files[i].Epoch, l.files[i].Name}
+}
+
+// FileNamed returns the catalogue of a file that is named `<epoch>/<name>`, or
+// `<name>` for that of the last epoch which has one.
+func FileNamed(ctx context.Context, a Searchable, file string) (*FileInfo, error) {
+	epoch, name := splitEpoch(file)
+	for i := a.count() - 1; i >= 0; i-- {
+		if n := a.nameOf(i); n.name == name && (epoch == 0 || n.epoch == epoch) {
+			return a.info(ctx, i)
+		}
+	}
+	return nil, fmt.Errorf("%w: no file is called %s", ErrNotFound, file)
 }
 
 // firstFile returns the number of the first file for which is says yes, when it

@@ -167,6 +167,8 @@ func newSynthetic(n int) *synthetic {
 
 func (s *synthetic) count() int { return len(s.files) }
 
+func (s *synthetic) nameOf(i int) fileName { return fileName{s.files[i].Epoch, s.files[i].Name} }
+
 func (s *synthetic) info(_ context.Context, i int) (*FileInfo, error) {
 	s.asked++
 	return s.files[i], nil

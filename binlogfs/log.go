@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"path"
 	"slices"
@@ -19,7 +18,8 @@ import (
 )
 
 const (
-	identityName = "relay.json"
+	// IdentityName is the file in an archive's directory that says whose it is.
+	IdentityName = "relay.json"
 	indexName    = "binlog.index"
 	maxIdentity  = 1 << 20
 )
@@ -127,7 +127,7 @@ func OpenLog(ctx context.Context, v *gateway.Volume, o LogOptions) (*Log, error)
 // readIdentity reads relay.json; an empty one where there is none.
 func readIdentity(ctx context.Context, t Tree, dir string) (*identity, error) {
 	ident := identity{Format: catalogueFormat}
-	body, err := readFile(ctx, t, path.Join(dir, identityName), maxIdentity)
+	body, err := readFile(ctx, t, path.Join(dir, IdentityName), maxIdentity)
 	if errors.Is(err, gateway.ErrNotExist) {
 		return &ident, nil
 	}
@@ -135,7 +135,7 @@ func readIdentity(ctx context.Context, t Tree, dir string) (*identity, error) {
 		return nil, err
 	}
 	if err := json.Unmarshal(body, &ident); err != nil {
-		return nil, fmt.Errorf("%w: %s: %v", ErrCorrupt, identityName, err)
+		return nil, fmt.Errorf("%w: %s: %v", ErrCorrupt, IdentityName, err)
 	}
 	if ident.Format != catalogueFormat {
 		return nil, fmt.Errorf("the archive has format %d, which this release does not know: use a newer one", ident.Format)
@@ -319,9 +319,9 @@ func (l *Log) saveCatalogue(ctx context.Context, info *FileInfo) error {
 func (l *Log) saveIdentity(ctx context.Context, ident *identity) error {
 	body, err := json.MarshalIndent(ident, "", " ")
 	if err != nil {
-		return fmt.Errorf("%s: %w", identityName, err)
+		return fmt.Errorf("%s: %w", IdentityName, err)
 	}
-	return l.t.writeFile(ctx, path.Join(l.opt.Dir, identityName), append(body, '\n'))
+	return l.t.writeFile(ctx, path.Join(l.opt.Dir, IdentityName), append(body, '\n'))
 }
 
 // saveIndex writes an epoch's binlog.index.
@@ -436,24 +436,4 @@ func (l *Log) namesLocked(epoch uint32) (names []string) {
 		}
 	}
 	return names
-}
-
-// Verify reads a file whole and compares it with its catalogue.
-func Verify(ctx context.Context, t Tree, dir string, info *FileInfo) error {
-	f, err := t.Open(ctx, path.Join(dir, info.Path()))
-	if err != nil {
-		return fmt.Errorf("%s: %w", info.Path(), err)
-	}
-	defer f.Close() // only read
-	tr := newTracker(info.Epoch, info.Name)
-	err = scan(ctx, io.LimitReader(&reader{ctx: ctx, f: f}, info.Size), tr, nil)
-	if err != nil {
-		return fmt.Errorf("%s: %w", info.Path(), err)
-	}
-	got := tr.catalogue()
-	if got.Size != info.Size || got.CRC32C != info.CRC32C || got.Groups != info.Groups || got.Added != info.Added {
-		return fmt.Errorf("%w: %s is not what its catalogue says: %d bytes and %d groups with checksum %08x, where it says %d and %d with %08x",
-			ErrCorrupt, info.Path(), got.Size, got.Groups, got.CRC32C, info.Size, info.Groups, info.CRC32C)
-	}
-	return nil
 }

@@ -146,8 +146,7 @@ func (l *Log) changeMarks(ctx context.Context, change func([]KeepMark) ([]KeepMa
 // markPlace finds the place that a mark's text names.
 func markPlace(ctx context.Context, a Searchable, at string) (Position, string, error) {
 	if file, offset, ok := ParsePlace(at); ok {
-		epoch, name := splitEpoch(file)
-		f, err := fileNamed(ctx, a, epoch, name)
+		f, err := FileNamed(ctx, a, file)
 		if err != nil {
 			return Position{}, "", err
 		}
@@ -212,18 +211,4 @@ func (s *GTIDState) lacks(o *GTIDState) string {
 		}
 	}
 	return strings.Join(list, ",")
-}
-
-// fileNamed returns a file's catalogue; epoch 0 means the last that has one.
-func fileNamed(ctx context.Context, a Searchable, epoch uint32, name string) (*FileInfo, error) {
-	for i := a.count() - 1; i >= 0; i-- {
-		f, err := a.info(ctx, i)
-		if err != nil {
-			return nil, err
-		}
-		if f.Name == name && (epoch == 0 || f.Epoch == epoch) {
-			return f, nil
-		}
-	}
-	return nil, fmt.Errorf("%w: no file is called %s", ErrNotFound, name)
 }

@@ -82,13 +82,31 @@ func (p *Policy) named(files []*FileInfo, now time.Time) (int, error) {
 // meanwhile count, too.
 func (l *Log) Apply(ctx context.Context, p Policy, dry bool) (*Purged, error) {
 	files := l.Files()
-	n, err := p.named(files, l.opt.Now())
+	out, err := p.plan(files, l.keepers(), l.opt.Now())
+	if err != nil || dry || len(out.Files) == 0 {
+		return out, err
+	}
+	to := files[len(out.Files)]
+	out.Files, err = l.Purge(ctx, to.Epoch, to.Name)
+	out.count(len(files))
+	return out, err
+}
+
+// Plan says what purging by a policy would do, as far as the marks tell: a relay
+// knows of its replicas, too.
+func (l *FixedLog) Plan(p Policy, now time.Time) (*Purged, error) {
+	return p.plan(l.Files(), sortKept(nil, l.marks), now)
+}
+
+// plan finds the files that may go.
+func (p *Policy) plan(files []*FileInfo, keep []KeptFor, now time.Time) (*Purged, error) {
+	n, err := p.named(files, now)
 	if err != nil {
 		return nil, err
 	}
-	out := &Purged{Left: len(files)}
+	out := &Purged{}
 	free := n
-	for _, k := range l.keepers() {
+	for _, k := range keep {
 		first := slices.IndexFunc(files, func(f *FileInfo) bool {
 			return cmp.Or(cmp.Compare(f.Epoch, k.Epoch), cmp.Compare(logNumber(f.Name), logNumber(k.File))) >= 0
 		})
@@ -98,19 +116,17 @@ func (l *Log) Apply(ctx context.Context, p Policy, dry bool) (*Purged, error) {
 		k.Files, free = n-first, min(free, first)
 		out.Kept = append(out.Kept, k)
 	}
-	switch {
-	case free == 0:
-	case dry:
-		out.Files = files[:free]
-	default:
-		to := files[free]
-		out.Files, err = l.Purge(ctx, to.Epoch, to.Name)
+	out.Files = files[:free]
+	out.count(len(files))
+	return out, nil
+}
+
+// count sums up what goes and what is left of all files.
+func (p *Purged) count(all int) {
+	p.Deleted, p.Left = 0, all-len(p.Files)
+	for _, f := range p.Files {
+		p.Deleted += f.Size
 	}
-	for _, f := range out.Files {
-		out.Deleted += f.Size
-	}
-	out.Left -= len(out.Files)
-	return out, err
 }
 
 // keepers returns who needs what, in the order of their files.
@@ -128,7 +144,12 @@ func (l *Log) keepers() []KeptFor {
 		}
 		all = append(all, KeptFor{Who: name, Epoch: p.Epoch, File: p.File})
 	}
-	for _, m := range l.marks {
+	return sortKept(all, l.marks)
+}
+
+// sortKept adds marks to the replicas, and orders all by their files.
+func sortKept(all []KeptFor, marks []KeepMark) []KeptFor {
+	for _, m := range marks {
 		all = append(all, KeptFor{Who: "the mark " + m.Name, Epoch: m.Epoch, File: m.File})
 	}
 	slices.SortFunc(all, func(a, b KeptFor) int {

@@ -102,6 +102,7 @@ func api(s calls, m *mountProcess) http.Handler {
 		}
 		return m.shutdown(r.Context(), wait, func(e umountEvent) error { return emit(e) })
 	}))
+	binlogAPI(mux, h, s)
 	return mux
 }
 

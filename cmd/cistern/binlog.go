@@ -12,6 +12,9 @@ serves it to replicas.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand()
+	c.AddCommand(
+		a.binlogListCommand(), a.binlogShowCommand(), a.binlogEventsCommand(), a.binlogFindCommand(), a.binlogFetchCommand(), a.binlogVerifyCommand(),
+		a.binlogPurgeCommand(), a.binlogMarkCommand(), a.binlogPendingCommand(),
+	)
 	return c
 }

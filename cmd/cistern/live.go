@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"strings"
 
+	"github.com/cisternfs/cistern/binlogfs"
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/metadata"
 )
@@ -20,6 +21,9 @@ type live struct {
 	// changed tells the kernel about a name that changed behind its back; nil
 	// when there is no mount.
 	changed func(parent gateway.InodeID, name string)
+	// relayed returns the archive of the binary log relay that runs in this
+	// process, and its directory; nil when there is none.
+	relayed func() (*binlogfs.Log, string)
 }
 
 func newLive(v *gateway.Volume, changed func(gateway.InodeID, string)) *live {

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/cisternfs/cistern/binlogfs"
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/control"
 	"github.com/cisternfs/cistern/internal/vfs"
@@ -75,11 +76,11 @@ func exitStatus(err error) int {
 		return remote.Status
 	case is(gateway.ErrUncommitted):
 		return exitStore
-	case is(gateway.ErrDamaged, gateway.ErrLostJournal, metadata.ErrDamaged, objstore.ErrDamaged):
+	case is(gateway.ErrDamaged, gateway.ErrLostJournal, metadata.ErrDamaged, objstore.ErrDamaged, binlogfs.ErrCorrupt):
 		return exitDamaged
 	case is(gateway.ErrFenced, gateway.ErrOwned, vfs.ErrLocked):
 		return exitOwned
-	case is(gateway.ErrNoVolume, gateway.ErrKey, gateway.ErrNewerFormat, metadata.ErrNewerFormat, objstore.ErrNoBucket, objstore.ErrGuarantee, objstore.ErrPermission):
+	case is(binlogfs.ErrMark, binlogfs.ErrPolicy, gateway.ErrNoVolume, gateway.ErrKey, gateway.ErrNewerFormat, metadata.ErrNewerFormat, objstore.ErrNoBucket, objstore.ErrGuarantee, objstore.ErrPermission):
 		return exitUsage
 	case is(gateway.ErrStore, objstore.ErrUnavailable):
 		return exitStore

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cisternfs/cistern/binlogfs"
+)
+
+func (a *app) binlogMarkCommand() *cobra.Command {
+	var list, remove, asJSON, takeover bool
+	c := &cobra.Command{
+		Use: "mark <vol> <name> <gtids|file:offset> | --list | --delete <name>", Short: "Keep an archive from a place on, for a backup", Args: cobra.RangeArgs(1, 3),
+		Long: `Marks the place from which on a backup needs the archive: purging keeps that
+file and what follows, until the mark is moved or deleted. The place is a GTID
+position (0-1-100,1-2-7) or set (<uuid>:1-100), as the backup's tool tells it,
+or <file>:<offset>.`,
+	}
+	dir := dirFlag(c)
+	c.Flags().BoolVarP(&list, "list", "l", false, "list the marks")
+	c.Flags().BoolVar(&remove, "delete", false, "delete the mark")
+	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume from an owner that is dead")
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		at, err := cleanPath(*dir)
+		if err != nil {
+			return err
+		}
+		switch {
+		case list && remove, list && len(args) != 1, remove && len(args) != 2, !list && !remove && len(args) != 3:
+			return usage(errors.New("give a name and a place, or --list, or --delete and a name"))
+		case list:
+			return a.listMarks(ctx, args[0], at, asJSON)
+		case remove:
+			return a.changesBinlog(ctx, args[0], takeover, func(b binlogChanges) error { return b.unmarkBinlogs(ctx, at, args[1]) })
+		}
+		var m binlogfs.KeepMark
+		err = a.changesBinlog(ctx, args[0], takeover, func(b binlogChanges) error {
+			m, err = b.markBinlogs(ctx, at, args[1], args[2])
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return a.printJSON(m)
+		}
+		return a.say("%s: everything from %06d/%s:%d on is kept", m.Name, m.Epoch, m.File, m.Offset)
+	})
+}
+
+func (a *app) listMarks(ctx context.Context, vol, dir string, asJSON bool) error {
+	b, err := a.openBinlog(ctx, vol, dir, true)
+	if err != nil {
+		return err
+	}
+	marks := append([]binlogfs.KeepMark{}, b.Marks()...)
+	if err := b.v.close(); err != nil {
+		return err
+	}
+	if asJSON {
+		return a.printJSON(marks)
+	}
+	return a.writeOut(func(w io.Writer) {
+		fmt.Fprintln(w, "NAME\tFROM\tGTIDS\tMARKED")
+		for _, m := range marks {
+			fmt.Fprintf(w, "%s\t%06d/%s:%d\t%s\t%s\n", m.Name, m.Epoch, m.File, m.Offset, orDash(m.GTID), showTime(m.Created))
+		}
+	})
+}
+
+// binlogPending is what of an open group the volume has.
+type binlogPending struct {
+	binlogPlace       // where the group begins
+	Bytes       int64 `json:"bytes"`
+}
+
+func (a *app) binlogPendingCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use: "pending <vol>", Short: "Show the open group that an archive has a part of", Args: cobra.ExactArgs(1),
+		Long: `Shows how many bytes of a group that has not ended the bucket has: nobody sees
+them before the group is whole, and they are dropped when its source goes away.
+What a running relay has received beyond that, ` + "`cistern binlog status`" + ` shows.`,
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return a.readsBinlog(c, true, func(_ context.Context, b *binlogArchive, _ []string) error {
+		pending := []binlogPending{}
+		end, _ := b.End()
+		n, err := b.v.Lookup("/" + path.Join(b.dir, fmt.Sprintf("%06d", end.Epoch), end.File))
+		if err != nil {
+			return err
+		}
+		if n.Staged > n.Size {
+			pending = append(pending, binlogPending{placeOf(end), n.Staged - n.Size})
+		}
+		if asJSON {
+			return a.printJSON(pending)
+		}
+		return a.writeOut(func(w io.Writer) {
+			for _, p := range pending {
+				fmt.Fprintf(w, "%06d/%s:%d\t%d bytes\n", p.Epoch, p.File, p.Offset, p.Bytes)
+			}
+			fmt.Fprintf(w, "%s pending\n", count(len(pending), "group"))
+		})
+	})
+}
