@@ -44,9 +44,10 @@ type Source struct {
 	Began    time.Time `json:"began"`
 }
 
-// Same says whether o is the same server.
+// Same says whether o is the same server. One whose log was adopted may have no
+// UUID.
 func (s *Source) Same(o *Source) bool {
-	if s.UUID != "" || o.UUID != "" {
+	if s.UUID != "" && o.UUID != "" {
 		return s.UUID == o.UUID
 	}
 	return s.Flavor == o.Flavor && s.ServerID == o.ServerID

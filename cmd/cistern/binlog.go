@@ -14,7 +14,7 @@ serves it to replicas.`,
 	}
 	c.AddCommand(
 		a.binlogListCommand(), a.binlogShowCommand(), a.binlogEventsCommand(), a.binlogFindCommand(), a.binlogFetchCommand(), a.binlogVerifyCommand(),
-		a.binlogPurgeCommand(), a.binlogMarkCommand(), a.binlogPendingCommand(),
+		a.binlogPurgeCommand(), a.binlogMarkCommand(), a.binlogPendingCommand(), a.binlogAdoptCommand(),
 	)
 	return c
 }
