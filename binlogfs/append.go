@@ -49,6 +49,11 @@ type Appender struct {
 	saved     int64  // what the stored catalogue covers
 	skipping  bool   // an open group that is archived already is passed over
 	skip      Groups
+
+	statements int64     // of the open group since a part of it went to the volume
+	before     EventType // the event before in the group
+
+	pendingMu sync.Mutex // guards pending
 	pending   *Pending
 
 	hard hardener
@@ -70,7 +75,7 @@ type Pending struct {
 // place that became as durable as the log's Ack asks.
 func (l *Log) Append(ctx context.Context, s Source, newEpoch bool, ack func(Position)) (*Appender, error) {
 	l.mu.Lock()
-	ident := identity{Format: catalogueFormat, Sources: append([]Source(nil), l.ident.Sources...)}
+	ident := identity{Format: catalogueFormat, UUID: l.ident.UUID, Sources: append([]Source(nil), l.ident.Sources...)}
 	l.mu.Unlock()
 	if n := len(ident.Sources); n == 0 || newEpoch {
 		s.Epoch, s.Began = uint32(n)+1, l.opt.Now().UTC()
@@ -95,18 +100,36 @@ func (l *Log) Append(ctx context.Context, s Source, newEpoch bool, ack func(Posi
 // Resume returns where the source should go on: a file and the offset of its
 // published end, or an empty name while the epoch has no file.
 func (a *Appender) Resume() (file string, offset int64) {
-	a.l.mu.Lock()
-	defer a.l.mu.Unlock()
-	epoch := a.l.ident.Sources[len(a.l.ident.Sources)-1].Epoch
-	if n := len(a.l.files); n > 0 && a.l.files[n-1].Epoch == epoch {
-		f := a.l.files[n-1]
-		return f.Name, max(f.Size, int64(len(magic)))
-	}
-	return "", 0
+	_, file, offset = a.l.resumeAt()
+	return file, offset
 }
 
-// Pending returns the group that is under way, or nil.
-func (a *Appender) Pending() *Pending { return a.pending }
+// Pending returns the group that is under way, or nil. It is safe for concurrent
+// use.
+func (a *Appender) Pending() *Pending {
+	a.pendingMu.Lock()
+	defer a.pendingMu.Unlock()
+	if a.pending == nil {
+		return nil
+	}
+	p := *a.pending
+	return &p
+}
+
+// pend changes what Pending returns.
+func (a *Appender) pend(change func(p *Pending)) {
+	a.pendingMu.Lock()
+	defer a.pendingMu.Unlock()
+	if a.pending != nil {
+		change(a.pending)
+	}
+}
+
+func (a *Appender) setPending(p *Pending) {
+	a.pendingMu.Lock()
+	defer a.pendingMu.Unlock()
+	a.pending = p
+}
 
 // Rotate goes on in a file of the source, from offset on: a new one, or the last.
 func (a *Appender) Rotate(ctx context.Context, name string, offset int64) error {
@@ -366,11 +389,9 @@ func (a *Appender) store(ctx context.Context, raw []byte, h Header, body []byte,
 		return err
 	}
 	if a.t.step == StepBegin {
-		a.pending = &Pending{GTID: a.t.groups.GTID(), Began: a.l.opt.Now(), File: a.t.info.Name, Offset: a.t.end}
+		a.setPending(&Pending{GTID: a.t.groups.GTID(), Began: a.l.opt.Now(), File: a.t.info.Name, Offset: a.t.end})
 	}
-	if a.pending != nil {
-		a.pending.Events++
-	}
+	a.pend(func(p *Pending) { p.Events++ })
 	a.t.bytes(raw)
 	a.t.bytes(body)
 	a.t.crc32.add(body)
@@ -404,21 +425,23 @@ func (a *Appender) store(ctx context.Context, raw []byte, h Header, body []byte,
 		return err
 	}
 	if boundary {
-		a.ready, a.pending = a.t.end, nil
+		a.ready = a.t.end
+		a.setPending(nil)
+		return nil
 	}
-	return nil
+	return a.fragment(ctx, h)
 }
 
 // storeRest streams what is left of a body.
 func (a *Appender) storeRest(ctx context.Context, n int, r io.Reader) error {
 	for n > 0 {
-		if len(a.buf) >= stageSize {
+		if len(a.buf) >= a.part() {
 			if err := a.spill(ctx); err != nil {
 				return err
 			}
 		}
 		at := len(a.buf)
-		k := min(n, stageSize-at%stageSize)
+		k := min(n, max(a.part()-at, 1))
 		a.buf = grow(a.buf, k)
 		if _, err := io.ReadFull(r, a.buf[at:]); err != nil {
 			return unexpected(err)
@@ -439,7 +462,7 @@ func grow(b []byte, n int) []byte {
 
 // put appends to the buffer.
 func (a *Appender) put(ctx context.Context, p []byte) error {
-	if len(a.buf) >= stageSize {
+	if len(a.buf) >= a.part() {
 		if err := a.spill(ctx); err != nil {
 			return err
 		}
@@ -495,8 +518,8 @@ func (a *Appender) stage(ctx context.Context) error {
 	}
 	a.staged += int64(len(a.buf))
 	a.buf = a.buf[:0]
-	if a.pending != nil {
-		a.pending.Fragments++
+	if a.staged > a.ready {
+		a.pend(func(p *Pending) { p.Bytes, p.Fragments = a.staged-p.Offset, p.Fragments+1 })
 	}
 	return nil
 }
@@ -524,7 +547,8 @@ func (a *Appender) drop(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.buf, a.pending, a.skipping = a.buf[:0], nil, false
+	a.buf, a.skipping = a.buf[:0], false
+	a.setPending(nil)
 	a.t, a.staged = t, a.ready
 	if err := a.h.Publish(ctx, a.ready); err != nil {
 		return fmt.Errorf("drop the open group of %s: %w", a.file, err)
@@ -533,8 +557,10 @@ func (a *Appender) drop(ctx context.Context) error {
 }
 
 // Close ends the appending: complete groups are published and made durable, and
-// the open one is dropped.
+// the open one is dropped. When ctx ends, what is not durable by then stays
+// published without having been told of.
 func (a *Appender) Close(ctx context.Context) error {
+	defer context.AfterFunc(ctx, a.hard.cancel)()
 	err := a.leave(ctx)
 	if a.h != nil {
 		err = errors.Join(err, a.h.Close())
@@ -573,6 +599,7 @@ type hardener struct {
 	busy   bool
 	closed bool
 	done   chan struct{}
+	cancel context.CancelFunc // ends the waiting for the volume
 }
 
 // published is a publication on its way to being durable.
@@ -586,7 +613,8 @@ type published struct {
 func (d *hardener) start(ctx context.Context, a *Appender) {
 	d.a, d.wake, d.done = a, make(chan struct{}, 1), make(chan struct{})
 	d.idle = sync.NewCond(&d.mu)
-	go d.run(context.WithoutCancel(ctx))
+	ctx, d.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	go d.run(ctx)
 }
 
 // add hands a publication over.
@@ -633,6 +661,7 @@ func (d *hardener) stop() error {
 
 func (d *hardener) run(ctx context.Context) {
 	defer close(d.done)
+	defer d.cancel()
 	for range d.wake {
 		d.mu.Lock()
 		p := d.next
@@ -671,11 +700,16 @@ func (l *Log) advance(p *published) {
 	if l.last == nil || l.last.Flavor() != p.info.Flavor {
 		l.last = NewGTIDState(p.info.Flavor)
 	}
+	// A later epoch begins with groups that the archive has.
+	merge, add := l.last.Merge, l.last.Add
+	if p.info.Epoch > 1 {
+		merge, add = l.last.MergeNew, l.last.AddNew
+	}
 	if p.first {
-		l.last.Merge(p.prev)
+		merge(p.prev)
 	}
 	for _, g := range p.gtids {
-		l.last.Add(g)
+		add(g)
 	}
 	l.end = Position{p.info.Epoch, p.info.Name, p.info.Size}
 	close(l.changed)

@@ -344,3 +344,21 @@ func (s *GTIDState) Merge(later *GTIDState) {
 		s.Add(g)
 	}
 }
+
+// MergeNew adds what of o is not in s yet, and keeps the order of what is.
+func (s *GTIDState) MergeNew(o *GTIDState) {
+	if s.flavor == MySQL {
+		s.Merge(o)
+		return
+	}
+	for _, g := range o.list() {
+		s.AddNew(g)
+	}
+}
+
+// AddNew is Add for a group that may be in s already.
+func (s *GTIDState) AddNew(g GTID) {
+	if !s.Has(g) {
+		s.Add(g)
+	}
+}

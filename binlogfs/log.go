@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/metadata"
 )
@@ -56,7 +58,8 @@ func (s *Source) Same(o *Source) bool {
 // identity is relay.json.
 type identity struct {
 	Format  int      `json:"format"`
-	Sources []Source `json:"sources"` // one per epoch, ascending
+	UUID    string   `json:"uuid,omitempty"` // of the relay, towards MySQL
+	Sources []Source `json:"sources"`        // one per epoch, ascending
 }
 
 // Position is a place in the archive.
@@ -68,10 +71,13 @@ type Position struct {
 
 // LogOptions say how a Log works.
 type LogOptions struct {
-	Dir    string // in the volume, without slashes at its ends; empty: the top
-	Ack    Ack    // default AckJournal
-	Now    func() time.Time
-	Logger *slog.Logger
+	Dir string // in the volume, without slashes at its ends; empty: the top
+	Ack Ack    // default AckJournal
+	// Fragment says in which parts an open group goes to the volume; the zero
+	// value means parts of 1 MiB.
+	Fragment Fragment
+	Now      func() time.Time
+	Logger   *slog.Logger
 }
 
 // Log is an archive of binary logs in a volume that this process writes. All
@@ -106,6 +112,9 @@ func OpenLog(ctx context.Context, v *gateway.Volume, o LogOptions) (*Log, error)
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if err := o.Fragment.Validate(); err != nil {
+		return nil, err
 	}
 	l := &Log{t: VolumeTree{v}, opt: o, changed: make(chan struct{}), needs: map[any]Position{}}
 	if err := l.t.mkdirAll(ctx, o.Dir); err != nil {
@@ -216,7 +225,7 @@ func (l *Log) recover(ctx context.Context) error {
 		return err
 	}
 	f := l.files[len(l.files)-1]
-	state, err := stateAfter(f)
+	state, err := l.stateAt(f)
 	if err != nil {
 		return err
 	}
@@ -287,6 +296,66 @@ func stateAfter(f *FileInfo) (*GTIDState, error) {
 	}
 	s.Merge(added)
 	return s, nil
+}
+
+// stateAt is the state of GTIDs at the end of the last file f. An epoch's first
+// files may begin with groups that earlier epochs have.
+func (l *Log) stateAt(f *FileInfo) (*GTIDState, error) {
+	state, err := stateAfter(f)
+	for i := len(l.files) - 1; i >= 0 && err == nil; i-- {
+		g := l.files[i]
+		if g.Epoch == f.Epoch || g.Flavor != f.Flavor {
+			continue
+		}
+		before, berr := l.stateAt(g)
+		if berr != nil {
+			return nil, berr
+		}
+		before.MergeNew(state)
+		return before, nil
+	}
+	return state, err
+}
+
+// UUID returns the relay's own UUID, which it keeps for ever: a MySQL source
+// knows its replicas by theirs.
+func (l *Log) UUID(ctx context.Context) (string, error) {
+	l.mu.Lock()
+	ident := l.ident
+	l.mu.Unlock()
+	if ident.UUID != "" {
+		return ident.UUID, nil
+	}
+	id, err := uuid.NewRandom()
+	if err != nil {
+		return "", fmt.Errorf("make a UUID for the relay: %w", err)
+	}
+	ident.UUID = id.String()
+	if err := l.saveIdentity(ctx, &ident); err != nil {
+		return "", err
+	}
+	l.mu.Lock()
+	l.ident.UUID = ident.UUID
+	l.mu.Unlock()
+	return ident.UUID, nil
+}
+
+// resumeAt returns the last epoch's source, nil in an empty archive, and where
+// it should go on: a file and the offset of its published end, or an empty name
+// while the epoch has no file.
+func (l *Log) resumeAt() (s *Source, file string, offset int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := len(l.ident.Sources)
+	if n == 0 {
+		return nil, "", 0
+	}
+	last := l.ident.Sources[n-1]
+	if n := len(l.files); n > 0 && l.files[n-1].Epoch == last.Epoch {
+		f := l.files[n-1]
+		return &last, f.Name, max(f.Size, int64(len(magic)))
+	}
+	return &last, "", 0
 }
 
 // harden makes everything published so far as durable as Ack asks.

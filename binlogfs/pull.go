@@ -1,0 +1,401 @@
+package binlogfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cisternfs/cistern/gateway"
+)
+
+// PullOptions say where a Puller gets the binary log from.
+type PullOptions struct {
+	// Sources are the servers, each as host:port or the path of a socket. The
+	// first that answers and is the archive's source is used.
+	Sources  []string
+	User     string
+	Password func() (string, error) // asked at each connection; nil: none
+	TLS      TLSOptions
+	Compress string // "", "zlib" or "zstd"
+	ServerID uint32 // unique among the source and its replicas; 1 or more
+	Start    Start  // counts while the archive is empty
+	// Heartbeat is how often an idle source says that it lives; 0 means one
+	// second. A source that is silent for four heartbeats and three seconds is
+	// taken for lost.
+	Heartbeat time.Duration
+	// SemiSync asks the source to wait for this relay's acknowledgements. A source
+	// without semi-synchronous replication is pulled from all the same.
+	SemiSync bool
+	// Failover is how long the archive's source must be lost before another of
+	// Sources that has all that is published begins a new epoch; 0: never.
+	Failover time.Duration
+	RetryMin time.Duration // wait after the first failure; 0 means 100 ms
+	RetryMax time.Duration // longest wait; 0 means 15 s
+	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
+	Logger   *slog.Logger
+}
+
+// Validate completes the options, or says what is wrong with them.
+func (o *PullOptions) Validate() error {
+	switch {
+	case len(o.Sources) == 0:
+		return errors.New("no source to pull from")
+	case o.User == "":
+		return errors.New("no user for the source")
+	case o.ServerID == 0:
+		return errors.New("the relay's server id must be 1 or more")
+	case o.Compress != "" && o.Compress != "zlib" && o.Compress != "zstd":
+		return fmt.Errorf("compression %q: it must be zlib or zstd", o.Compress)
+	case o.Heartbeat < 0 || o.Failover < 0 || o.RetryMin < 0 || o.RetryMax < 0:
+		return errors.New("times must not be negative")
+	}
+	for _, d := range []struct {
+		at    *time.Duration
+		usual time.Duration
+	}{{&o.Heartbeat, time.Second}, {&o.RetryMin, 100 * time.Millisecond}, {&o.RetryMax, 15 * time.Second}} {
+		if *d.at == 0 {
+			*d.at = d.usual
+		}
+	}
+	if o.Dial == nil {
+		o.Dial = (&net.Dialer{Timeout: connectWait}).DialContext
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o.TLS.Validate()
+}
+
+// PullStatus is how a Puller is.
+type PullStatus struct {
+	Source    string    `json:"source,omitempty"` // the address in use, or the last one
+	Connected bool      `json:"connected"`
+	Since     time.Time `json:"since,omitzero"` // connected or lost
+	Server    string    `json:"server,omitempty"`
+	ServerID  uint32    `json:"server_id,omitempty"`
+	UUID      string    `json:"uuid,omitempty"`
+	SemiSync  bool      `json:"semi_sync"`
+	// LagSeconds is how old the last event was when it came; 0 when the source had
+	// nothing more to send.
+	LagSeconds float64   `json:"lag_seconds"`
+	Received   int64     `json:"received_bytes"` // since the start
+	LastEvent  time.Time `json:"last_event,omitzero"`
+	Reconnects int64     `json:"reconnects"`
+	LastError  string    `json:"last_error,omitempty"` // empty while all is well
+	Stopped    bool      `json:"stopped"`              // by an error that does not heal by itself
+}
+
+// Puller adds the binary log of a source to a Log. Status and Pending are safe
+// for concurrent use; Run is called once at a time.
+type Puller struct {
+	l *Log
+	o PullOptions
+
+	current int       // index of the source in use
+	lost    time.Time // when it was lost; zero while it is not
+	corrupt Position  // where corrupt bytes made the connection end last
+
+	mu       sync.Mutex // guards the fields below; never held during I/O
+	status   PullStatus
+	appender *Appender
+}
+
+// NewPuller returns a puller for an open log.
+func NewPuller(l *Log, o PullOptions) (*Puller, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	return &Puller{l: l, o: o}, nil
+}
+
+// Status returns how the puller is.
+func (p *Puller) Status() PullStatus {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.status
+}
+
+// Pending returns the group that is under way, or nil.
+func (p *Puller) Pending() *Pending {
+	p.mu.Lock()
+	a := p.appender
+	p.mu.Unlock()
+	if a == nil {
+		return nil
+	}
+	return a.Pending()
+}
+
+// update changes the status.
+func (p *Puller) update(change func(s *PullStatus)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change(&p.status)
+}
+
+// Run pulls until ctx ends, over all losses of the source that may heal. It
+// returns an error for what does not: that has to be mended first.
+func (p *Puller) Run(ctx context.Context) error {
+	p.lost = time.Now()
+	p.update(func(s *PullStatus) { s.Stopped, s.LastError = false, "" })
+	wait := p.o.RetryMin
+	told := ""
+	for {
+		streamed, err := p.round(ctx)
+		p.update(func(s *PullStatus) {
+			if s.Connected {
+				s.Connected, s.Since = false, time.Now()
+			}
+			if ctx.Err() == nil {
+				s.LastError = err.Error()
+			}
+		})
+		if ctx.Err() != nil {
+			return nil
+		}
+		if hopeless(err) {
+			p.update(func(s *PullStatus) { s.Stopped = true })
+			return err
+		}
+		if streamed {
+			wait, told = p.o.RetryMin, ""
+		}
+		if told == "" {
+			told = err.Error()
+			p.o.Logger.Warn("the source is lost; trying again", "error", err)
+		}
+		p.update(func(s *PullStatus) { s.Reconnects++ })
+		t := time.NewTimer(wait/2 + rand.N(wait/2+1))
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		case <-t.C:
+		}
+		wait = min(2*wait, p.o.RetryMax)
+	}
+}
+
+// round tries the sources once, the one in use first, and pulls from the first
+// that takes part. Its error is fatal when none of the failures heals.
+func (p *Puller) round(ctx context.Context) (streamed bool, err error) {
+	var errs []error
+	heals := false
+	for i := range p.o.Sources {
+		if i = p.turn(i); ctx.Err() != nil {
+			break
+		}
+		streamed, err := p.pull(ctx, p.o.Sources[i])
+		if err == nil {
+			err = errors.New("the source ended the connection")
+		}
+		err = fmt.Errorf("%s: %w", p.o.Sources[i], err)
+		if streamed {
+			p.current, p.lost = i, time.Now()
+			return true, err
+		}
+		errs = append(errs, err)
+		heals = heals || !hopeless(err)
+	}
+	err = errors.Join(errs...)
+	if heals {
+		return false, &transientError{err}
+	}
+	return false, err
+}
+
+// turn is the index of the i-th source to try: the one in use, then the others in order.
+func (p *Puller) turn(i int) int {
+	switch {
+	case i == 0:
+		return p.current
+	case i <= p.current:
+		return i - 1
+	}
+	return i
+}
+
+// pull connects to a source and adds what it sends until the connection ends.
+func (p *Puller) pull(ctx context.Context, addr string) (streamed bool, err error) {
+	s, err := p.connect(ctx, addr, p.o.SemiSync)
+	if err != nil {
+		return false, err
+	}
+	defer s.close()
+	last, file, offset := p.l.resumeAt()
+	newEpoch := last != nil && !last.Same(&s.source)
+	if newEpoch {
+		if err := p.admit(ctx, s, last); err != nil {
+			return false, err
+		}
+		file, offset = "", 0
+	}
+	if file == "" {
+		if file, err = s.begin(p.o.Start, newEpoch, p.l.State()); err != nil {
+			return false, err
+		}
+		offset = int64(len(magic))
+	}
+	if err := s.dump(file, offset); err != nil {
+		return false, err
+	}
+	a, err := p.l.Append(ctx, s.source, newEpoch, s.ack)
+	if err != nil {
+		return false, err
+	}
+	p.connected(s, a, addr)
+	err = p.stream(ctx, s, a)
+	p.mu.Lock()
+	p.appender = nil
+	p.mu.Unlock()
+	end, _ := p.l.End()
+	late, done := closing(ctx)
+	defer done()
+	if cerr := a.Close(late); cerr != nil && ctx.Err() == nil {
+		err = errors.Join(err, &fatalError{fmt.Errorf("the archive can't be written to: %w", cerr)})
+	}
+	if errors.Is(err, ErrCorrupt) && p.corrupt != end {
+		// A connection may garble; the same twice is the source's.
+		p.corrupt = end
+		err = &transientError{err}
+	}
+	return true, err
+}
+
+// connected notes that the stream has begun.
+func (p *Puller) connected(s *sourceConn, a *Appender, addr string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.appender = a
+	p.status.Source, p.status.Connected, p.status.Since, p.status.LastError = addr, true, time.Now(), ""
+	p.status.Server, p.status.ServerID, p.status.UUID, p.status.SemiSync = s.version, s.source.ServerID, s.source.UUID, s.semiSync
+	p.o.Logger.Info("pulling", "source", addr, "server", s.version, "server_id", s.source.ServerID, "semi_sync", s.semiSync)
+}
+
+// stream adds events until the connection ends.
+func (p *Puller) stream(ctx context.Context, s *sourceConn, a *Appender) error {
+	var told time.Time
+	for {
+		if !s.in.ready() {
+			// The source has nothing more at the moment, or a part of an event.
+			if err := a.Flush(ctx); err != nil {
+				return &fatalError{err}
+			}
+		}
+		h, err := s.in.next()
+		if err != nil {
+			return err
+		}
+		if _, err := a.Event(ctx, int64(h.Size), s.in); err != nil {
+			return err
+		}
+		if err := s.in.end(); err != nil {
+			return err
+		}
+		if now := time.Now(); now.Sub(told) > 100*time.Millisecond || !s.in.ready() {
+			told = now
+			p.update(func(st *PullStatus) {
+				st.Received, st.LastEvent = st.Received+s.in.taken(), now
+				if st.LagSeconds = 0; h.Time != 0 && !h.Artificial() {
+					st.LagSeconds = max(0, now.Sub(time.Unix(int64(h.Time), 0)).Seconds()-1) // a header has whole seconds
+				}
+			})
+		}
+	}
+}
+
+// admit decides whether a server that is not the archive's source may go on
+// with it: it must have everything that is published.
+func (p *Puller) admit(ctx context.Context, s *sourceConn, last *Source) error {
+	other := fmt.Errorf("%w: of server %d %s, and this is server %d %s", ErrOtherSource, last.ServerID, last.UUID, s.source.ServerID, s.source.UUID)
+	if p.o.Failover == 0 {
+		return other
+	}
+	if left := p.o.Failover - time.Since(p.lost); left > 0 {
+		return &transientError{fmt.Errorf("%w; it may follow in %v", other, left.Round(time.Second))}
+	}
+	if s.source.Flavor != last.Flavor {
+		return &fatalError{fmt.Errorf("%w: it is a %s, and the archive holds the log of a %s", ErrOtherSource, s.source.Flavor, last.Flavor)}
+	}
+	state := p.l.State()
+	if state == nil || state.String() == "" {
+		return &fatalError{fmt.Errorf("%w: without GTIDs nobody can tell where it goes on", other)}
+	}
+	has, err := s.executed()
+	if err != nil {
+		return err
+	}
+	if missing := has.Missing(state); missing != "" {
+		return &fatalError{fmt.Errorf("%w: it lacks what the archive has published: %s", ErrOtherSource, missing)}
+	}
+	p.o.Logger.Warn("another source goes on in a new epoch", "server_id", s.source.ServerID, "uuid", s.source.UUID, "published", state.Position())
+	return nil
+}
+
+// closing is a context for what ends with a connection: it gives the volume a
+// moment more when ctx ends.
+func closing(ctx context.Context) (late context.Context, done func()) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(closeWait, cancel) })
+	return late, func() {
+		stop()
+		cancel()
+	}
+}
+
+// fatalError is one that no retry heals; transientError one that a retry may.
+type (
+	fatalError     struct{ error }
+	transientError struct{ error }
+)
+
+func (e *fatalError) Unwrap() error     { return e.error }
+func (e *transientError) Unwrap() error { return e.error }
+
+// hopeless says whether pulling must stop: something has to be mended first.
+func hopeless(err error) bool {
+	var f *fatalError
+	var t *transientError
+	switch {
+	case errors.As(err, &t):
+		return false
+	case errors.As(err, &f):
+		return true
+	}
+	return errors.Is(err, gateway.ErrFenced) || errors.Is(err, ErrGap) || errors.Is(err, ErrOtherSource) || errors.Is(err, ErrCorrupt)
+}
+
+// Start is where an empty archive begins: at the beginning of a file in any case,
+// since it holds whole files.
+type Start struct {
+	Oldest bool
+	Now    bool   // the file that the source writes
+	File   string // this file
+	GTID   string // the file that a replica with these GTIDs needs
+}
+
+// ParseStart reads "oldest", "now", "file:<name>[:position]" or "gtid:<set>". A
+// position is taken, and the archive begins with its file.
+func ParseStart(text string) (Start, error) {
+	kind, rest, _ := strings.Cut(text, ":")
+	switch {
+	case text == "oldest":
+		return Start{Oldest: true}, nil
+	case text == "now":
+		return Start{Now: true}, nil
+	case kind == "gtid":
+		return Start{GTID: rest}, nil
+	case kind == "file":
+		name, pos, _ := strings.Cut(rest, ":")
+		if isLogName(name) && strings.Trim(pos, "0123456789") == "" {
+			return Start{File: name}, nil
+		}
+	}
+	return Start{}, fmt.Errorf("start %q: it must be oldest, now, file:<name>[:position] or gtid:<set>", text)
+}
