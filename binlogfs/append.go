@@ -665,6 +665,9 @@ func (d *hardener) run(ctx context.Context) {
 	for range d.wake {
 		d.mu.Lock()
 		p := d.next
+		if d.err != nil {
+			p = nil // it would be told of without those before it
+		}
 		d.next, d.busy = nil, p != nil
 		d.mu.Unlock()
 		if p == nil {

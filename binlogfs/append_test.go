@@ -367,6 +367,30 @@ func TestAppender_GapsAndForeigners_AreRefused(t *testing.T) {
 	s.check(t, l, false)
 }
 
+// After a publication that could not be made durable no later one is told of:
+// who resumes there would miss the groups between.
+func TestAppender_HardenFailed_NothingIsToldAfterIt(t *testing.T) {
+	p := newPlace(t)
+	l := p.log()
+	told := 0
+	a, err := l.Append(t.Context(), testSource, false, func(Position) { told++ })
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed := errors.New("the first one failed")
+	a.hard.mu.Lock()
+	a.hard.err = failed
+	a.hard.next = &published{info: &FileInfo{Epoch: 1, Name: "mysql-bin.000001", Size: 1000, Flavor: MariaDB}, prev: NewGTIDState(MariaDB)}
+	a.hard.wake <- struct{}{}
+	a.hard.mu.Unlock()
+	if err := a.Close(t.Context()); !errors.Is(err, failed) {
+		t.Errorf("closing returned %v", err)
+	}
+	if end, _ := l.End(); end != (Position{}) || told != 0 {
+		t.Errorf("%+v is told, %d times", end, told)
+	}
+}
+
 func TestLog_Purge_KeepsWhatIsNeededAndTheLast(t *testing.T) {
 	p := newPlace(t)
 	l := p.log()
