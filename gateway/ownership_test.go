@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -316,6 +317,54 @@ func TestVolume_Write_LeaseLost(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A writer that waited for room in the journal while the lease ran out is not
+// let in when there is room, but when the lease is renewed.
+func TestVolume_Write_LeaseLostDuringTheWaitForRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		l.opt.ReferenceBytes = 1 << 30
+		v := l.mustMount(func(o *Options) { o.StopOnLeaseLost = true })
+		h := mkfile(t, v, 1, "a")
+		defer h.Close()
+		data := l.noise(12 << 20)
+		var written atomic.Int64
+		done := make(chan error, 1)
+		go func() {
+			var err error
+			for off := 0; off < len(data) && err == nil; off += 64 << 10 {
+				_, err = h.Write(bg, data[off:off+64<<10], int64(off), WriteFlags{})
+				written.Add(64 << 10)
+			}
+			done <- err
+		}()
+		time.Sleep(14 * time.Second)
+		before := written.Load()
+		if before == 0 || before == int64(len(data)) {
+			t.Fatalf("%d bytes were written, and nobody waits for room", before)
+		}
+		time.Sleep(2 * time.Second)
+		mustCommit(t, v)
+		synctest.Wait()
+		if n := written.Load() - before; n != 0 {
+			t.Errorf("%d bytes were acknowledged without the lease", n)
+		}
+		if err := v.RenewLease(bg); err != nil {
+			t.Fatal(err)
+		}
+		if err := v.Fsync(bg, 1); err != nil {
+			t.Fatal(err)
+		}
+		for len(done) == 0 {
+			mustCommit(t, v)
+			synctest.Wait()
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		mustClose(t, v)
+	})
 }
 
 // Writers that wait for the lease hear of it when another has it, whoever finds

@@ -120,18 +120,26 @@ func (v *Volume) reserve(ctx context.Context, n int) (*admission, error) {
 	if err := v.Stopped(); err != nil {
 		return nil, err
 	}
-	if err := v.leaseGate(ctx); err != nil {
-		return nil, err
+	for {
+		if err := v.leaseGate(ctx); err != nil {
+			return nil, err
+		}
+		res, err := v.room(ctx, n)
+		if err != nil {
+			return nil, err
+		}
+		if err := v.gate.enter(ctx); err != nil {
+			res.Release()
+			return nil, ErrInterrupted
+		}
+		a := &admission{res, &v.gate}
+		// The lease may have run out during the wait for room. Who waits for it
+		// holds neither room nor up a hand-over.
+		if !v.opt.StopOnLeaseLost || v.leaseLost() == 0 {
+			return a, nil
+		}
+		a.Release()
 	}
-	res, err := v.room(ctx, n)
-	if err != nil {
-		return nil, err
-	}
-	if err := v.gate.enter(ctx); err != nil {
-		res.Release()
-		return nil, ErrInterrupted
-	}
-	return &admission{res, &v.gate}, nil
 }
 
 // room waits for room as the limits allow.
