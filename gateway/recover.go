@@ -375,8 +375,10 @@ func (v *Volume) setAside() error {
 	}
 	for _, name := range []string{"journal", "cache", asideFileName} {
 		from := filepath.Join(v.opt.StateDir, name)
-		if _, err := v.fs.Stat(from); err != nil {
+		if _, err := v.fs.Stat(from); errors.Is(err, fs.ErrNotExist) {
 			continue // there is nothing to keep
+		} else if err != nil {
+			return fmt.Errorf("set %s aside: %w", from, err) // a new journal would take its place
 		}
 		if _, err := v.fs.Stat(filepath.Join(to, name)); err == nil {
 			continue // moved by an earlier attempt, which began a new one

@@ -23,6 +23,10 @@ type Aside struct {
 	InPlace bool   `json:"in_place"` // the state directory's own: the next mount redoes it or sets it aside
 }
 
+// unknownJournal stands for the identity of a journal whose owner.json is missing
+// or damaged: its records can be read all the same.
+const unknownJournal = "journal"
+
 // Asides lists the journals of a state directory: those that were set aside, and
 // its own, if it has one.
 func Asides(f vfs.FS, state string) ([]Aside, error) {
@@ -41,9 +45,14 @@ func Asides(f vfs.FS, state string) ([]Aside, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("list %s: %w", filepath.Join(state, "journal"), err)
 	}
-	o, err := loadOwner(f, state)
-	if len(own) > 0 && err == nil && o.Journal != "" {
-		all = append(all, Aside{ID: o.Journal, Dir: state, InPlace: true})
+	if len(own) > 0 {
+		id := unknownJournal
+		if o, err := loadOwner(f, state); err == nil && o.found {
+			id = o.Journal
+		}
+		if id != "" { // else its writer had committed all of it
+			all = append(all, Aside{ID: id, Dir: state, InPlace: true})
+		}
 	}
 	if len(all) == 0 {
 		if _, err := f.Stat(state); err != nil {

@@ -352,3 +352,31 @@ func TestSalvage_NothingUncommitted_NothingAside(t *testing.T) {
 		mustClose(t, a.mustMount(nil))
 	})
 }
+
+// Without a readable owner.json no mount takes the journal: salvage still does.
+func TestSalvage_OwnerUnreadable_JournalIsRead(t *testing.T) {
+	for name, spoil := range map[string]func(l *lab) error{
+		"missing": func(l *lab) error { return l.disk.Remove(l.dir + "/" + ownerFileName) },
+		"damaged": func(l *lab) error { flip(l.t, l.disk, l.dir+"/"+ownerFileName, 20); return nil },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, 1, 8192)
+			v := l.mustMount(nil)
+			want := files{}
+			want.put(t, v, "a", l.noise(20000), 0)
+			mustFsync(t, v)
+			l.kill(v)
+			if err := spoil(l); err != nil {
+				t.Fatal(err)
+			}
+			all, err := Asides(l.disk, l.dir)
+			if err != nil || len(all) != 1 || !all[0].InPlace || all[0].ID != unknownJournal {
+				t.Fatalf("owner.json is %s: asides are %+v, %v", name, all, err)
+			}
+			_, got := salvageOf(t, l.disk, all[0], nil)
+			if d := got.diff(want); d != "" {
+				t.Errorf("owner.json is %s: %s", name, d)
+			}
+		})
+	}
+}
