@@ -13,6 +13,7 @@ import (
 	"hash/crc32"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
@@ -25,6 +26,10 @@ import (
 // classFrom is the size in bytes from which a body gets the storage class of
 // the options: the least that S3's infrequent-access classes bill.
 const classFrom = 128 << 10
+
+// cleanTimeout bounds the removal of a self-check's object, which goes on when the
+// request that it was for is over.
+const cleanTimeout = 5 * time.Second
 
 // unsigned stands in for the body's SHA-256 where TLS and the checksums guard it.
 const unsigned = "UNSIGNED-PAYLOAD"
@@ -215,7 +220,9 @@ func (s *Store) wantsBare(ctx context.Context, key string, expected objstore.Ver
 		return false
 	}
 	defer func() {
-		if err := s.Delete(context.WithoutCancel(ctx), scratch); err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+		defer cancel()
+		if err := s.Delete(ctx, scratch); err != nil {
 			s.log.Warn("an object of a self-check is left", "key", scratch, "error", err)
 		}
 	}()
