@@ -72,7 +72,7 @@ type cutFile struct {
 	left *int
 }
 
-var errCut = errors.New("the disk is gone")
+var errDiskGone = errors.New("the disk is gone")
 
 func (c cutFS) Open(name string) (fs.File, error) {
 	f, err := c.FS.Open(name)
@@ -83,7 +83,7 @@ func (c cutFS) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(c
 
 func (c cutFile) Read(p []byte) (int, error) {
 	if *c.left <= 0 {
-		return 0, errCut
+		return 0, errDiskGone
 	}
 	n, err := c.File.Read(p[:min(len(p), *c.left)])
 	*c.left -= n
@@ -102,7 +102,7 @@ func TestAdopt_InterruptedAnywhere_GoesOn(t *testing.T) {
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, errCut) {
+		if !errors.Is(err, errDiskGone) {
 			t.Fatalf("cut at %d: %v", n, err)
 		}
 		if cuts++; cuts%4 == 0 {
