@@ -38,9 +38,26 @@
 // relay was told to make it: not replicas, and not the source, which waits for
 // the acknowledgement of semi-synchronous replication.
 //
+// # Towards replicas
+//
+// A Server speaks the protocol of its source's flavour. A dump is a stream of
+// messages, each in packets of at most 16 MiB:
+//
+//	00 | [EF | 1: acknowledge, 0] | event
+//
+// artificial Rotate to the file | format description | events … | Rotate to the
+// next file | … and a heartbeat where nothing comes for the time that the replica
+// asked for. The bytes in brackets are there where the replica asked for
+// semi-synchronous replication. By GTID whole groups that the replica has are
+// passed over; by file and position it gets what lies behind them. Events are
+// sent as they are stored; what is changed is the format description, which says
+// neither that its file is in use nor, where a stream begins in its middle, that
+// it lies there.
+//
 // # Concurrency
 //
-// One goroutine appends (type Appender). Any number read: they wait on the
+// One goroutine appends (type Appender), and one serves each client, with a second
+// during a dump that reads acknowledgements. Any number read: they wait on the
 // published end (Log.Wait). Log.mu guards the catalogue and the published end,
 // and is never held over the volume or the network.
 package binlogfs

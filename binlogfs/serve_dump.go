@@ -16,6 +16,7 @@ import (
 
 const (
 	minHeartbeat = 10 * time.Millisecond
+	fileTail     = 512     // bytes; more than a Rotate event has
 	untilReached = 1 << 28 // MariaDB's flag in the count of a Gtid_list event
 )
 
@@ -386,8 +387,8 @@ func (d *dump) pass(f *FileInfo, w *walker, skip bool, limit int64) error {
 		return nil
 	}
 	// One acknowledgement stands for all before it: it is asked for at the end of
-	// what there is.
-	needAck := w.step != StepHead && !w.groups.Open() && w.off+int64(w.head.Size) >= limit
+	// what there is, behind which a file may still have a Rotate or Stop event.
+	needAck := w.step != StepHead && !w.groups.Open() && w.off+int64(w.head.Size)+fileTail >= limit
 	if err := d.begin(int(w.head.Size), needAck); err != nil {
 		return err
 	}

@@ -60,9 +60,12 @@ func rows(names []string, values [][]any) (*mysql.Result, error) {
 func (x *session) set(st *statement) error {
 	for !st.done() {
 		t := st.next()
-		if t.kind != tokenUser || !st.assign() {
+		if t.kind != tokenUser {
 			skipExpression(st)
 			continue
+		}
+		if !st.assign() {
+			return st.wrong()
 		}
 		name, value := t.text, ""
 		switch t = st.next(); t.kind {

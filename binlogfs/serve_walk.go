@@ -14,9 +14,6 @@ import (
 // gateway to see a sequential reader.
 const walkBuffer = 512 << 10
 
-// errStop ends a walk early.
-var errStop = errors.New("enough")
-
 // walker reads a file event by event without verifying them: the Appender has.
 // It is used by one goroutine.
 type walker struct {
@@ -150,7 +147,11 @@ func (w *walker) copyTo(out io.Writer) error {
 // goTo goes to the event at pos. Groups before it count, so that it may lie
 // within one. errNoEvent says that none begins there.
 func (w *walker) goTo(f *FileInfo, pos, limit int64) error {
-	w.seek(f.before(func(m Mark) bool { return m.Offset > pos }))
+	from := f.before(func(m Mark) bool { return m.Offset > pos })
+	if from > pos {
+		from = int64(len(magic)) // among the head events
+	}
+	w.seek(from)
 	for w.off < pos {
 		if err := w.next(limit); err != nil {
 			return err
