@@ -208,7 +208,7 @@ func (r received) files(t testing.TB) map[string][]byte {
 		}
 		if h.Type == replication.ROTATE_EVENT && h.Artificial() {
 			var ok bool
-			if name, _, ok = cutFile(e[headerSize:]); !ok {
+			if name, _, ok = rotateName(e[headerSize:]); !ok {
 				t.Fatalf("a Rotate to %q", e[headerSize:])
 			}
 			if _, again := files[name]; !again {
@@ -224,8 +224,8 @@ func (r received) files(t testing.TB) map[string][]byte {
 	return files
 }
 
-// cutFile reads the name in a Rotate event with or without its checksum.
-func cutFile(body []byte) (name string, pos uint64, ok bool) {
+// rotateName reads the name in a Rotate event with or without its checksum.
+func rotateName(body []byte) (name string, pos uint64, ok bool) {
 	const length = len("mysql-bin.000001")
 	if len(body) < 8+length {
 		return "", 0, false
