@@ -24,9 +24,10 @@ func (a *app) root() *cobra.Command {
 		Long: `Cistern keeps database directories on object storage: a volume is a prefix in a
 bucket, and a mount shows it as an ordinary directory.
 
-A <url> is file:///dir; a <vol> is a URL or a directory on which a volume is
-mounted. Exit status: 0 done, 1 failed, 2 wrong usage or configuration, 3 owned
-by another writer or fenced, 4 damage found, 5 the store can't be reached.`,
+A <url> is s3://bucket/prefix, gs://bucket/prefix or file:///dir; a <vol> is a
+URL or a directory on which a volume is mounted. Exit status: 0 done, 1 failed,
+2 wrong usage or configuration, 3 owned by another writer or fenced, 4 damage
+found, 5 the store can't be reached.`,
 		SilenceErrors: true, SilenceUsage: true,
 		Args: func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
