@@ -110,12 +110,28 @@ func (r pathReader) head(ctx context.Context, epoch uint64, hint metadata.Commit
 }
 
 // someCommit finds a late commit on the path: the last of the newest epoch
-// that has one.
+// that has one. Collection may pass between two of its requests, so what looks
+// like a gap is looked at twice.
 func (r pathReader) someCommit(ctx context.Context, epoch uint64, hint metadata.CommitID) (*entry, error) {
+	x, err := r.lastCommit(ctx, epoch, hint)
+	if errors.Is(err, ErrDamaged) {
+		x, err = r.lastCommit(ctx, epoch, hint)
+	}
+	return x, err
+}
+
+// lastCommit walks back from the last number that is listed. An epoch in which
+// nothing but the seal is left begins where the one before it ends; otherwise
+// commits between are missing, and what lies before them is not the head.
+func (r pathReader) lastCommit(ctx context.Context, epoch uint64, hint metadata.CommitID) (*entry, error) {
+	var gap metadata.CommitID // where nothing was found below a seal
 	for e := epoch; e > 0; e-- {
 		id, err := r.lastOf(ctx, e, hint)
 		if err != nil {
 			return nil, err
+		}
+		if gap.N > 0 && id.N != gap.N {
+			return nil, fmt.Errorf("%w: %s is missing, and its epoch's seal is there: the bucket lost commits", ErrDamaged, metadata.CommitKey(gap))
 		}
 		for ; id.N > 0; id.N-- {
 			x, err := r.read(ctx, id)
@@ -123,7 +139,8 @@ func (r pathReader) someCommit(ctx context.Context, epoch uint64, hint metadata.
 				return nil, err
 			}
 			if x == nil {
-				break // the epoch has its seal and nothing else
+				gap = id
+				break
 			}
 			if x.commit != nil {
 				return x, nil

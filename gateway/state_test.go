@@ -12,6 +12,7 @@ import (
 
 	"github.com/cisternfs/cistern/internal/vfs"
 	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
 )
 
 // copyKV gives an index store with the same content.
@@ -189,6 +190,47 @@ func TestVolume_Open_IndexBehind(t *testing.T) {
 			mustClose(t, v)
 		}
 	})
+}
+
+// The head is gone and the seal after it is there: what lies before is not the
+// head.
+func TestVolume_Open_HeadMissingBelowItsSeal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 3, 8192)
+		f := files{}
+		for i := range 3 {
+			v := l.mustMount(nil)
+			f.put(t, v, "a", l.noise(5000), 4000*i)
+			mustClose(t, v)
+		}
+		mustClose(t, l.mustMount(nil)) // seals the epoch of the head
+		head, err := pathReaderHead(l.bucket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		harm(t, l.bucket, metadata.CommitKey(head), "missing")
+		_, err = bucketView(l.bucket, nil)
+		wantErr(t, err, ErrDamaged)
+		if err == nil || !strings.Contains(err.Error(), metadata.CommitKey(head)) {
+			t.Errorf("error %v does not name %s", err, metadata.CommitKey(head))
+		}
+		m := l.machine(7)
+		_, err = m.mount(m.bucket, nil)
+		wantErr(t, err, ErrDamaged)
+	})
+}
+
+// pathReaderHead is the number of the last commit.
+func pathReaderHead(s objstore.Store) (metadata.CommitID, error) {
+	lease, _, err := readLease(bg, s)
+	if err != nil {
+		return metadata.CommitID{}, err
+	}
+	head, _, err := pathReader{s}.head(bg, lease.Epoch, lease.Hint)
+	if err != nil {
+		return metadata.CommitID{}, err
+	}
+	return head.id, nil
 }
 
 // The bucket was rolled back: nobody may go on from there unasked.
