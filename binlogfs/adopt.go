@@ -81,7 +81,10 @@ func Adopt(ctx context.Context, l *Log, dir fs.FS, o AdoptOptions) (*Adopted, er
 	if s.UUID == "" && s.Flavor == MySQL {
 		s.UUID = uuidBeside(dir)
 	}
-	again := ad.archived(files[0].name) != nil
+	again, err := ad.began(&s)
+	if err != nil {
+		return nil, err
+	}
 	if ad.a, err = l.Append(ctx, s, o.NewEpoch && !again, nil); err != nil {
 		return nil, err
 	}
@@ -110,13 +113,35 @@ type adopter struct {
 	out   *Adopted
 }
 
+// began says whether the last epoch is this directory's: an adoption that begins
+// an epoch may have been interrupted.
+func (ad *adopter) began(s *Source) (bool, error) {
+	all, first := ad.l.Sources(), ad.files[0]
+	if len(all) == 0 || !all[len(all)-1].Same(s) || ad.archived(first.name) == nil {
+		return false, nil
+	}
+	r, err := first.open()
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", first.name, err)
+	}
+	defer r.Close() // only read
+	err = ad.compare(r, first.name)
+	if errors.Is(err, ErrOtherSource) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // archived returns the catalogue of a file of the last epoch; nil when there is
 // none.
 func (ad *adopter) archived(name string) *FileInfo {
-	files := ad.l.Files()
-	for i := len(files) - 1; i >= 0; i-- {
-		if files[i].Name == name && files[i].Epoch == files[len(files)-1].Epoch {
-			return files[i]
+	all := ad.l.Sources()
+	if len(all) == 0 {
+		return nil
+	}
+	for _, f := range ad.l.Files() {
+		if f.Epoch == all[len(all)-1].Epoch && f.Name == name {
+			return f
 		}
 	}
 	return nil
@@ -171,9 +196,9 @@ func (ad *adopter) follows(f adoptable, head *logHead) error {
 	if logNumber(f.name) <= logNumber(last) {
 		return fmt.Errorf("%w: the archive ends with %s and has no %s, and nothing can be put before what is archived", ErrGap, last, f.name)
 	}
-	had := ad.l.State()
-	if had == nil {
-		return nil
+	had, err := stateAfter(ad.archived(last))
+	if err != nil {
+		return err
 	}
 	if more := had.Missing(head.previous); more != "" {
 		return fmt.Errorf("%w: %s begins after the groups %s, which %s does not have at its end", ErrGap, f.name, more, last)

@@ -185,6 +185,11 @@ func TestAdopt_Refused_SaysWhy(t *testing.T) {
 		t.Errorf("before the archive: %v", err)
 	}
 	s.check(t, l, true)
+	for i := range 2 { // and again, as if it had been interrupted
+		if _, err := Adopt(t.Context(), l, other.directory(), AdoptOptions{NewEpoch: true}); err != nil || len(l.Sources()) != 2 || len(l.Files()) != 4 {
+			t.Errorf("an epoch of its own, time %d: %v, %+v", i, err, l.Sources())
+		}
+	}
 }
 
 // startEncryption puts MariaDB's Start_encryption behind the format description.
