@@ -132,6 +132,15 @@ func (l *lab) Read(p []byte) (int, error) {
 
 // mount opens the volume on the lab's disk, over a store of the caller's.
 func (l *lab) mount(s objstore.Store, change func(*Options)) (*Volume, error) {
+	v, err := l.open(s, change)
+	if err == nil {
+		*l.alive = append(slices.DeleteFunc(*l.alive, func(v *Volume) bool { return v.closed.Load() }), v)
+	}
+	return v, err
+}
+
+// open is mount for labs that mount at the same time: the caller ends the volume.
+func (l *lab) open(s objstore.Store, change func(*Options)) (*Volume, error) {
 	o := l.opt
 	if l.form.encrypt {
 		var err error
@@ -154,11 +163,7 @@ func (l *lab) mount(s objstore.Store, change func(*Options)) (*Volume, error) {
 	if change != nil {
 		change(&o)
 	}
-	v, err := Open(context.Background(), o)
-	if err == nil {
-		*l.alive = append(slices.DeleteFunc(*l.alive, func(v *Volume) bool { return v.closed.Load() }), v)
-	}
-	return v, err
+	return Open(context.Background(), o)
 }
 
 // mountedKV is the index's store as one mount sees it: it outlives the mount,

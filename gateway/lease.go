@@ -141,6 +141,29 @@ func (v *Volume) take(ctx context.Context, old *metadata.Lease, version objstore
 	return true, nil
 }
 
+// confirmLease reads the lease back once the seals are written: it must be the
+// one that take wrote, unless a newer epoch has begun.
+func (v *Volume) confirmLease(ctx context.Context) error {
+	l, _, err := readLease(ctx, v.store)
+	epoch := v.epoch()
+	switch {
+	case err != nil:
+		return err
+	case l.Epoch > epoch:
+		return v.fencedAt(l.Epoch)
+	case l.Epoch == epoch && l.Reign == v.owner.current():
+		return nil
+	}
+	return lostSwap(fmt.Sprintf("this mount was told that it took the lease as epoch %d, and it reads as that of %s, epoch %d", epoch, ownerName(l.Owner), l.Epoch))
+}
+
+// lostSwap is the error of a mount that shares its epoch, or has none: it wrote
+// nothing yet, and its lease is not its own to give back.
+func lostSwap(what string) error {
+	return fmt.Errorf("%w: %w: a compare-and-swap of %s was lost: %s; nothing was changed: mount again, and if that happens twice move the volume to a store for which `cistern probe` says fit",
+		ErrFenced, objstore.ErrGuarantee, metadata.LeaseKey, what)
+}
+
 // RenewLease writes the lease anew. Another's epoch in it fences the volume.
 func (v *Volume) RenewLease(ctx context.Context) error {
 	return v.writeLease(ctx, false)

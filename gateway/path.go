@@ -151,7 +151,8 @@ func (r pathReader) lastCommit(ctx context.Context, epoch uint64, hint metadata.
 }
 
 // sealBelow closes every epoch below the given one that has no seal yet, in
-// ascending order, in the name of a reign.
+// ascending order, in the name of a reign. A seal for that very epoch in another's
+// name means that two reigns were told that they have it.
 func (r pathReader) sealBelow(ctx context.Context, epoch uint64, hint metadata.CommitID, reign string) error {
 	at := metadata.CommitID{Epoch: 1, N: 1}
 	for e := epoch - 1; e > 0; e-- {
@@ -167,6 +168,9 @@ func (r pathReader) sealBelow(ctx context.Context, epoch uint64, hint metadata.C
 			return err
 		}
 		if x != nil {
+			if err := x.sharedEpoch(epoch, reign); err != nil {
+				return err
+			}
 			at = x.next() // all below is sealed
 			break
 		}
@@ -184,9 +188,22 @@ func (r pathReader) sealBelow(ctx context.Context, epoch uint64, hint metadata.C
 		if x == nil {
 			return fmt.Errorf("%w: the seal at %s was written and is not there", ErrDamaged, at)
 		}
+		if err := x.sharedEpoch(epoch, reign); err != nil {
+			return err
+		}
 		at = x.next()
 	}
 	return nil
+}
+
+// sharedEpoch returns an error when the entry is a seal that another reign wrote
+// for the same epoch. Seals are create-only: the first of an epoch decides whose it
+// is, also where the store let two writers swap the lease.
+func (e *entry) sharedEpoch(epoch uint64, reign string) error {
+	if e.seal == nil || e.seal.Epoch != epoch || e.seal.By == reign {
+		return nil
+	}
+	return lostSwap(fmt.Sprintf("the seal at %s says that another writer has epoch %d too", e.id, epoch))
 }
 
 // sealedBy returns the reign that sealed an epoch.

@@ -117,12 +117,15 @@ func (v *Volume) open(ctx context.Context) error {
 	if err := r.sealBelow(ctx, epoch, hint, v.owner.current()); err != nil {
 		return err
 	}
+	if err := v.confirmLease(ctx); err != nil {
+		return err
+	}
 	head, next, err := r.head(ctx, epoch, hint)
 	if err != nil {
 		return err
 	}
 	if next.Epoch != epoch {
-		return v.fencedAt(ctx, next)
+		return v.fencedAt(next.Epoch)
 	}
 	v.commit.next = next
 	if err := v.openIndex(ctx, head); err != nil {
@@ -176,8 +179,8 @@ func (v *Volume) needKeys(ctx context.Context) error {
 }
 
 // fencedAt: somebody sealed this epoch before it began.
-func (v *Volume) fencedAt(ctx context.Context, next metadata.CommitID) error {
-	return fmt.Errorf("%w: %s was taken over as epoch %d while it was being mounted", ErrFenced, v.opt.URL, next.Epoch)
+func (v *Volume) fencedAt(epoch uint64) error {
+	return fmt.Errorf("%w: %s was taken over as epoch %d while it was being mounted", ErrFenced, v.opt.URL, epoch)
 }
 
 // reign gives this mount an id and makes it durable before the lease names it.

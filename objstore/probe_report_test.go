@@ -156,7 +156,7 @@ func TestProbe_LostUpdates_AreNamed(t *testing.T) {
 }
 
 // TestProbe_SmallWindow_IsFoundNearlyAlways: requests arrive over 100 ms and a
-// swap is judged 5 ms before it is written.
+// swap is judged 10 ms before it is written.
 func TestProbe_SmallWindow_IsFoundNearlyAlways(t *testing.T) {
 	const runs = 40
 	missed := 0
@@ -169,7 +169,7 @@ func TestProbe_SmallWindow_IsFoundNearlyAlways(t *testing.T) {
 					return "", objstore.ErrConditionFailed
 				}
 				if cond.IfVersion != "" {
-					time.Sleep(5 * time.Millisecond)
+					time.Sleep(10 * time.Millisecond)
 				}
 				return put(ctx, m, key, body, objstore.Condition{IfAbsent: cond.IfAbsent})
 			}}

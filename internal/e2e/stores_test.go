@@ -41,7 +41,7 @@ func badNetwork() []faultproxy.Fault {
 // remote is a real store server behind a bad network.
 type remote struct {
 	proxy *faultproxy.Proxy
-	store objstore.Store // with every decorator
+	store objstore.Store // with every decorator, as the command puts them
 }
 
 func newRemote(t *testing.T, kind storeserver.Kind) *remote {
@@ -68,11 +68,28 @@ func newRemote(t *testing.T, kind storeserver.Kind) *remote {
 	if err != nil {
 		t.Fatal(err)
 	}
-	metered, err := objstore.WithMetrics(objstore.WithTimeout(s, objstore.TimeoutOptions{Base: 300 * time.Millisecond}), prometheus.NewRegistry())
+	return &remote{proxy: proxy, store: decorated(t, objstore.WithPrefix(s, "volume/"))}
+}
+
+// decorated has the decorators of the command around it; requests are given up
+// sooner.
+func decorated(t *testing.T, s objstore.Store) objstore.Store {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	metered, err := objstore.WithMetrics(objstore.WithTimeout(s, objstore.TimeoutOptions{Base: 300 * time.Millisecond}), reg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &remote{proxy: proxy, store: objstore.WithRetry(objstore.WithPrefix(metered, "volume/"), objstore.RetryOptions{})}
+	limits, err := objstore.NewLimits(16, 32, reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hedged, err := objstore.WithHedge(metered, objstore.HedgeOptions{Spare: limits.TrySpare}, reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wide := objstore.BandwidthOptions{Upload: 1 << 30, Download: 1 << 30}
+	return objstore.WithRetry(objstore.WithLimit(objstore.WithBandwidth(hedged, wide), limits), objstore.RetryOptions{})
 }
 
 // model is a volume's files as its one client knows them: all in the top

@@ -19,6 +19,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/credentials"
 	awss3 "github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/smithy-go/logging"
 
 	"github.com/cisternfs/cistern/objstore"
 )
@@ -118,6 +119,7 @@ func loadConfig(ctx context.Context, o *Options) (aws.Config, error) {
 	load := []func(*config.LoadOptions) error{
 		config.WithHTTPClient(client),
 		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }),
+		config.WithLogger(logging.Nop{}), // the SDK's own writes to standard error what errors tell as well
 	}
 	if o.Region != "" {
 		load = append(load, config.WithRegion(o.Region))
