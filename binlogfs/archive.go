@@ -29,6 +29,8 @@ type FixedLog struct {
 	never chan struct{}
 }
 
+var _ Archive = (*FixedLog)(nil)
+
 // fileName names a file of the archive.
 type fileName struct {
 	epoch uint32

@@ -5,6 +5,7 @@
 // # In the volume
 //
 //	<dir>/relay.json                  who the relay is: flavour, server id, UUID, the source's identity
+//	<dir>/marks.json                  places from which on backups need the log (type KeepMark)
 //	<dir>/<epoch>/                    one folder for each unbroken run of a source's files; 6 digits
 //	<dir>/<epoch>/<name>.<number>     a binary log as the source wrote it, up to its published end
 //	<dir>/<epoch>/binlog.index        the names, one a line, as the server's own index has them
