@@ -43,6 +43,9 @@ type Job struct {
 	// Prepare makes the job's files on a target, once before the first round.
 	// It may be nil.
 	Prepare func(ctx context.Context, t *Target) error
+	// Before brings the target into the state that each run begins in; it is no
+	// part of what is measured. It may be nil.
+	Before func(ctx context.Context, t *Target) error
 	// Run measures once and returns a value for each of Metrics, by name.
 	Run func(ctx context.Context, t *Target) (map[string]float64, error)
 }
@@ -223,6 +226,11 @@ func (r *runner) measure(ctx context.Context, j Job, t *Target) (map[string]floa
 	for _, other := range r.targets {
 		if err := other.Quiesce(ctx); err != nil {
 			return nil, err
+		}
+	}
+	if j.Before != nil {
+		if err := j.Before(ctx, t); err != nil {
+			return nil, fmt.Errorf("before the run: %w", err)
 		}
 	}
 	syscall.Sync()

@@ -157,16 +157,18 @@ func coldReadJob(c Config) Job {
 			}
 			return fillFile(filepath.Join(t.Dir, coldFile), c.FileBytes)
 		},
+		Before: func(ctx context.Context, t *Target) error {
+			if t.Kind == Store {
+				if err := t.moveFresh(ctx); err != nil {
+					return err
+				}
+			}
+			return dropPageCache() // the server's, too
+		},
 		Run: func(ctx context.Context, t *Target) (map[string]float64, error) {
 			if t.Kind == Raw {
 				took, err := newRawSet(t.remote.Raw, "cold", c.FileBytes).get(ctx)
 				return rate(c.FileBytes, took), err
-			}
-			if err := t.moveFresh(ctx); err != nil {
-				return nil, err
-			}
-			if err := dropPageCache(); err != nil {
-				return nil, err
 			}
 			begun := time.Now()
 			err := readThrough(filepath.Join(t.Dir, coldFile))

@@ -718,6 +718,30 @@ func TestPattern_Observe_Kinds(t *testing.T) {
 	}
 }
 
+// TestPattern_Observe_KernelWindows gives what the kernel sends of a scan with 8
+// MiB of its own read-ahead, each window's requests in the wrong order; and then
+// small requests about as far from the scan, which are none of it.
+func TestPattern_Observe_KernelWindows(t *testing.T) {
+	const request, window = 1 << 20, 8
+	var p Pattern
+	p.Observe(0, request)
+	p.Observe(request, request)
+	at := int64(2)
+	for range 20 {
+		for i := int64(window - 1); i >= 0; i-- {
+			if p.Observe((at+i)*request, request) == 0 {
+				t.Fatalf("request %d of the window at %d MiB looks random", i, at)
+			}
+		}
+		at += window
+	}
+	for _, d := range []int64{-7, -3, 3, 7} {
+		if n := p.Observe((at+d)*request, 16<<10); n != 0 {
+			t.Errorf("a page %d MiB from the scan reads %d ahead", d, n)
+		}
+	}
+}
+
 func benchFile(b *testing.B, size int64) (*Cache, *File) {
 	c := mustOpen(b, vfs.OS(), filepath.Join(b.TempDir(), "c"), Options{LimitBytes: 4 << 30})
 	f := c.Get(1)

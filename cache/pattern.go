@@ -6,10 +6,13 @@ const (
 	firstReadAhead = 1 << 20
 	// DefaultMaxReadAhead is six objects of the default size.
 	DefaultMaxReadAhead = 30 << 20
-	// reorder is how far from its place a request of a sequential reader may
-	// arrive: the kernel sends its read-ahead in parallel requests.
-	reorder    = 1 << 20
-	maxStreams = 4
+	// A request of a sequential reader may arrive as far from its place as that
+	// many of its size, within bounds: the kernel sends its own read-ahead in
+	// parallel requests, and the next while some of them are under way.
+	reorderRequests = 16
+	minReorder      = 1 << 20
+	maxReorder      = 16 << 20
+	maxStreams      = 4
 )
 
 // Pattern tells sequential readers from random ones, by the requests that one
@@ -42,7 +45,7 @@ func (p *Pattern) Observe(off, n int64) int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.clock++
-	s := p.find(off)
+	s := p.find(off, n)
 	if s == nil {
 		s = p.oldest()
 		*s = stream{next: off + n, run: n, used: p.clock}
@@ -68,8 +71,9 @@ func (p *Pattern) Observe(off, n int64) int64 {
 	return s.window
 }
 
-// find returns the stream that a read at off belongs to.
-func (p *Pattern) find(off int64) *stream {
+// find returns the stream that a read of n bytes at off belongs to.
+func (p *Pattern) find(off, n int64) *stream {
+	reorder := min(max(min(n, maxReorder)*reorderRequests, minReorder), maxReorder)
 	var near *stream
 	for i := range p.streams {
 		s := &p.streams[i]

@@ -215,9 +215,16 @@ type readAheadTask struct {
 
 const (
 	readAheadQueue   = 64      // tasks that wait; more are dropped
-	readAheadWorkers = 8       // in parallel
-	readAheadChunk   = 1 << 20 // bytes of one task
+	readAheadWorkers = 16      // in parallel
+	readAheadChunk   = 1 << 20 // bytes of one task at first
+	readAheadLargest = 8 << 20 // bytes of one task of a long scan at most
 )
+
+// scanChunk is the bytes of one task of a long scan: a slot where that is not too
+// much. A store bills requests, not bytes, and serves whole objects with less work.
+func (v *Volume) scanChunk() int64 {
+	return max(min(v.objectSize, readAheadLargest), readAheadChunk)
+}
 
 // lookahead tells what a sequential reader of one open file will want. Safe for
 // concurrent use; the zero value is ready.
@@ -229,11 +236,17 @@ type lookahead struct {
 }
 
 // next notes a read and returns the range that is wanted next and was not told
-// yet; it moves in steps, so that most reads find it empty.
-func (l *lookahead) next(off, n int64) (from, to int64) {
+// yet, and the size of the pieces in which it is to be fetched: scan once enough
+// of them fit into what is read ahead. The range ends between two pieces, so that
+// most reads find it empty.
+func (l *lookahead) next(off, n, scan int64) (from, to, chunk int64) {
 	window := l.pattern.Observe(off, n)
 	if window == 0 {
-		return 0, 0
+		return 0, 0, 0
+	}
+	chunk = readAheadChunk
+	if window >= 4*scan {
+		chunk = scan
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -241,20 +254,20 @@ func (l *lookahead) next(off, n int64) (from, to int64) {
 	if from < l.asked && l.asked <= to+window {
 		from = l.asked
 	}
-	if to-from < min(readAheadChunk, window) {
-		return 0, 0
+	if to = to / chunk * chunk; to <= from {
+		return 0, 0, 0
 	}
 	l.asked = to
-	return from, to
+	return from, to, chunk
 }
 
-// readAhead asks for a range to be put into the cache. It never waits.
-func (v *Volume) readAhead(ino InodeID, off, n int64) {
-	end := off + n
+// readAhead asks for a range to be put into the cache, in pieces that begin at
+// multiples of chunk. It never waits.
+func readAhead(queue chan<- readAheadTask, ino InodeID, off, end, chunk int64) {
 	for off < end {
-		e := min(end, off/readAheadChunk*readAheadChunk+readAheadChunk)
+		e := min(end, off/chunk*chunk+chunk)
 		select {
-		case v.ahead <- readAheadTask{ino, off, e}:
+		case queue <- readAheadTask{ino, off, e}:
 		default:
 			return
 		}

@@ -74,7 +74,7 @@ type Options struct {
 	MemoryBytes      int64         // of uncommitted metadata, default 96 MiB
 	UploadBytes      int64         // of buffers being uploaded, default 96 MiB
 	ReferenceBytes   int           // smaller writes are journaled as data, default 64 KiB
-	Fetches          int           // parallel ranged reads, default 16
+	Fetches          int           // parallel ranged reads, default 32
 	LimitENOSPC      bool          // at a limit: ENOSPC after LimitWait instead of waiting on
 	LimitWait        time.Duration // default 5 min
 
@@ -136,7 +136,7 @@ func (o *Options) setDefaults() {
 		o.ReferenceBytes = 64 << 10
 	}
 	if o.Fetches == 0 {
-		o.Fetches = 16
+		o.Fetches = 32
 	}
 	if o.Now == nil {
 		o.Now = time.Now

@@ -23,13 +23,11 @@ func (h *Handle) Read(ctx context.Context, p []byte, off int64) (int, error) {
 	if off < 0 {
 		return 0, ErrInvalid
 	}
-	n, err := h.v.read(ctx, h.node, p, off, false)
-	if n > 0 {
-		if from, to := h.ahead.next(off, int64(n)); from < to {
-			h.v.readAhead(h.node.id, from, to-from)
-		}
+	// Before the read itself: what follows is on its way while this waits.
+	if from, to, chunk := h.ahead.next(off, int64(len(p)), h.v.scanChunk()); from < to {
+		readAhead(h.v.ahead, h.node.id, from, to, chunk)
 	}
-	return n, err
+	return h.v.read(ctx, h.node, p, off, false)
 }
 
 // ReadStaged is Read over the bytes that are staged beyond the end, too.

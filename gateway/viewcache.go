@@ -237,19 +237,6 @@ func (c *viewCache) keep(f *cache.File, k blockKey, got fetched) {
 	}
 }
 
-// readAhead asks for a range to be put into the cache. It never waits.
-func (c *viewCache) readAhead(ino InodeID, off, end int64) {
-	for off < end {
-		e := min(end, off/readAheadChunk*readAheadChunk+readAheadChunk)
-		select {
-		case c.ahead <- readAheadTask{ino, off, e}:
-		default:
-			return
-		}
-		off = e
-	}
-}
-
 // runReadAhead is one worker of read-ahead.
 func (c *viewCache) runReadAhead() {
 	defer c.group.Done()

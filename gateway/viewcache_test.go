@@ -529,7 +529,7 @@ func TestView_Close_DuringFetches(t *testing.T) {
 			f := openView(t, v, name)
 			v.Backing(f.Inode().ID)
 			if hold == 2 {
-				v.local.readAhead(f.Inode().ID, 0, 2<<20)
+				readAhead(v.local.ahead, f.Inode().ID, 0, 2<<20, readAheadChunk)
 			}
 			f.Close()
 		}

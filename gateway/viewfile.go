@@ -48,13 +48,13 @@ func (f *ViewFile) Inode() *Inode { return f.n }
 // Of a followed volume they are those of one commit, the last that was moved
 // to; ErrStale when the file is no more.
 func (f *ViewFile) Read(ctx context.Context, p []byte, off int64) (int, error) {
-	n, err := f.read(ctx, p, off)
-	if n > 0 && f.v.local != nil {
-		if from, to := f.ahead.next(off, int64(n)); from < to {
-			f.v.local.readAhead(f.n.ID, from, to)
+	if f.v.local != nil && off >= 0 {
+		// Before the read itself: what follows is on its way while this waits.
+		if from, to, chunk := f.ahead.next(off, int64(len(p)), readAheadChunk); from < to {
+			readAhead(f.v.local.ahead, f.n.ID, from, to, chunk)
 		}
 	}
-	return n, err
+	return f.read(ctx, p, off)
 }
 
 func (f *ViewFile) read(ctx context.Context, p []byte, off int64) (int, error) {

@@ -1,0 +1,45 @@
+package gateway
+
+import "testing"
+
+// TestLookahead_Next_WholeSlotsOnceItIsAScan reads a file in order: every byte
+// is told once, in pieces that end at slots as soon as some of them fit.
+func TestLookahead_Next_WholeSlotsOnceItIsAScan(t *testing.T) {
+	const slot, request = 5 << 20, 128 << 10
+	var l lookahead
+	told, large := int64(-1), 0
+	for off := int64(0); off < 200<<20; off += request {
+		from, to, chunk := l.next(off, request, slot)
+		if from == to {
+			continue
+		}
+		if told >= 0 && from != told {
+			t.Fatalf("at %d: told up to %d, and then from %d on", off, told, from)
+		}
+		if told = to; to%chunk != 0 || to <= off {
+			t.Fatalf("at %d: told up to %d in pieces of %d", off, to, chunk)
+		}
+		switch {
+		case chunk == slot:
+			large++
+		case chunk != readAheadChunk || large > 0:
+			t.Fatalf("at %d: pieces of %d after %d of whole slots", off, chunk, large)
+		}
+	}
+	if large < 30 || told < 200<<20 {
+		t.Errorf("told of whole slots %d times and up to %d", large, told)
+	}
+}
+
+func TestReadAhead_FullQueue_DoesNotWait(t *testing.T) {
+	queue := make(chan readAheadTask, 2)
+	readAhead(queue, 7, 3, 40, 10)
+	for _, want := range []readAheadTask{{7, 3, 10}, {7, 10, 20}} {
+		if got := <-queue; got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+	if len(queue) != 0 {
+		t.Errorf("%d more tasks", len(queue))
+	}
+}
