@@ -58,6 +58,7 @@ type layer struct {
 	first   journal.LSN      // of the records in it; 0 when there are none
 	last    journal.LSN
 	data    int64 // bytes of data and references
+	bulk    int64 // of these, bytes of references
 	mem     int64 // estimate of memory used
 	usedBy  int64 // change of Totals.UsedBytes
 	born    int64 // change of Totals.Inodes
@@ -111,6 +112,9 @@ func (l *layer) setPiece(ino InodeID, off, end int64, p piece) {
 	l.mem += memPiece * int64(m.Len()-before)
 	if p.kind != pieceZero && end != math.MaxInt64 {
 		l.data += end - off
+	}
+	if p.kind == pieceRef {
+		l.bulk += end - off
 	}
 }
 

@@ -1,6 +1,10 @@
 package gateway
 
-import "testing"
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
 
 // TestLookahead_Next_WholeSlotsOnceItIsAScan reads a file in order: every byte
 // is told once, in pieces that end at slots as soon as some of them fit.
@@ -42,4 +46,37 @@ func TestReadAhead_FullQueue_DoesNotWait(t *testing.T) {
 	if len(queue) != 0 {
 		t.Errorf("%d more tasks", len(queue))
 	}
+}
+
+// TestVolume_Commit_BulkDoesNotWaitForTheInterval loads a file under an interval
+// of an hour: a commit begins as soon as enough large writes are there, and small
+// ones bring none.
+func TestVolume_Commit_BulkDoesNotWaitForTheInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 1<<20)
+		v := l.mustMount(func(o *Options) {
+			live(o)
+			o.CommitInterval, o.CacheBytes, o.JournalBytes, o.JournalFileBytes = time.Hour, 256<<20, 64<<20, 8<<20
+		})
+		h := mkfile(t, v, 1, "load")
+		before := v.Status().Commits
+		small, large := make([]byte, 1000), make([]byte, 1<<20)
+		for i := range int64(1000) {
+			pwrite(t, h, small, i*1000)
+		}
+		for off := int64(len(large)); off < bulkCommit; off += int64(len(large)) {
+			pwrite(t, h, large, off)
+		}
+		synctest.Wait()
+		if n := v.Status().Commits - before; n != 0 {
+			t.Fatalf("%d commits before there is enough", n)
+		}
+		pwrite(t, h, large, bulkCommit)
+		synctest.Wait()
+		if n := v.Status().Commits - before; n != 1 {
+			t.Errorf("%d commits of %d bytes of large writes", n, bulkCommit)
+		}
+		h.Close()
+		mustClose(t, v)
+	})
 }

@@ -303,6 +303,9 @@ func (v *Volume) applied(lsn journal.LSN, apply func(journal.LSN, journal.Loc), 
 	v.active.last = lsn
 	apply(lsn, loc)
 	v.notePending()
+	if v.active.bulk >= bulkCommit {
+		v.kickCommit()
+	}
 }
 
 // change reserves for, journals and applies an operation without data.
