@@ -75,7 +75,7 @@ func (a *app) daemonAnswer(o *mountOptions, c *exec.Cmd, r readiness) error {
 		if err := c.Process.Release(); err != nil {
 			return fmt.Errorf("let the mount's process go: %w", err)
 		}
-		return a.say("%s is mounted on %s, served by process %d, log in %s", o.t.given(), o.dir, pid, o.logFile)
+		return a.say("%s, served by process %d, log in %s", o.what(o.t.given()), pid, o.logFile)
 	}
 	err := c.Wait()
 	if r.Error != nil {
@@ -86,6 +86,17 @@ func (a *app) daemonAnswer(o *mountOptions, c *exec.Cmd, r readiness) error {
 		status = code
 	}
 	return &statusError{fmt.Errorf("the mount's process ended before it was ready (%v): see %s", err, o.logFile), status}
+}
+
+// what says what a process does with the volume of that name.
+func (o *mountOptions) what(name string) string {
+	switch {
+	case o.relay != nil && o.dir != "":
+		return fmt.Sprintf("%s relays a binary log and is mounted on %s", name, o.dir)
+	case o.relay != nil:
+		return name + " relays a binary log"
+	}
+	return fmt.Sprintf("%s is mounted on %s", name, o.dir)
 }
 
 // daemonArgs is a command line with what makes it the mount's process.

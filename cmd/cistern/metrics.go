@@ -32,9 +32,13 @@ func unhealthy(s *gateway.Status) string {
 
 // serveMetrics serves /metrics and /healthz on l and returns what ends that.
 func (m *mountProcess) serveMetrics(l net.Listener, reg *prometheus.Registry) (func() error, error) {
-	for _, c := range []prometheus.Collector{
+	all := []prometheus.Collector{
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), newStatusCollector(m.v.Status),
-	} {
+	}
+	if m.relay != nil {
+		all = append(all, newRelayCollector(m.relay.relay.Status))
+	}
+	for _, c := range all {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}

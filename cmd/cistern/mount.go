@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cisternfs/cistern/fuse"
 	"github.com/cisternfs/cistern/gateway"
@@ -102,17 +103,12 @@ type mountOptions struct {
 	readyFD     int
 	kernel      []string // of -o
 	fuse        fuse.Options
+
+	relay *relayOptions // of a process with a binary log relay; nil for none
 }
 
 func (a *app) mountCommand() *cobra.Command {
-	o := &mountOptions{
-		wait:     interval{max: 7 * 24 * time.Hour},
-		interval: interval{d: time.Second, min: 10 * time.Millisecond, max: time.Hour},
-		follow:   interval{d: time.Second, min: 10 * time.Millisecond, max: time.Hour},
-		cache:    config.Size{Bytes: 2 << 30, Min: 16 << 20}, journal: config.Size{Bytes: 1 << 30, Min: 4 << 20},
-		upload: config.Size{Min: leastBandwidth}, download: config.Size{Min: leastBandwidth},
-		limit: choice{"wait", []string{"wait", "enospc"}}, leaseLost: choice{"continue", []string{"continue", "stop"}},
-	}
+	o := newMountOptions()
 	c := &cobra.Command{
 		Use: "mount <url>[@point] <dir>", Short: "Show a volume as a directory", Args: cobra.ExactArgs(2),
 		Long: `Shows a volume as a directory and returns when it is ready to serve.
@@ -132,6 +128,37 @@ SIGTERM and SIGINT unmount; a second one leaves what is not committed in the
 journal, from where the next mount with the same state directory goes on.`,
 	}
 	f := c.Flags()
+	o.flags(f)
+	f.BoolVar(&o.readOnly, "read-only", false, "follow the volume's writer instead of being it")
+	f.Var(&o.follow, "follow-interval", "time between looks for the writer's next commit")
+	return a.longCommand(c, func(ctx context.Context, c *cobra.Command, args []string) error {
+		if err := a.mountSettings(c, o, args); err != nil {
+			return a.tellParent(o, usage(err))
+		}
+		if err := a.preflight(ctx, o); err != nil {
+			return a.tellParent(o, err)
+		}
+		if !o.foreground {
+			return a.mountDaemon(o)
+		}
+		return a.mountForeground(ctx, o)
+	})
+}
+
+// newMountOptions returns the defaults.
+func newMountOptions() *mountOptions {
+	return &mountOptions{
+		wait:     interval{max: 7 * 24 * time.Hour},
+		interval: interval{d: time.Second, min: 10 * time.Millisecond, max: time.Hour},
+		follow:   interval{d: time.Second, min: 10 * time.Millisecond, max: time.Hour},
+		cache:    config.Size{Bytes: 2 << 30, Min: 16 << 20}, journal: config.Size{Bytes: 1 << 30, Min: 4 << 20},
+		upload: config.Size{Min: leastBandwidth}, download: config.Size{Min: leastBandwidth},
+		limit: choice{"wait", []string{"wait", "enospc"}}, leaseLost: choice{"continue", []string{"continue", "stop"}},
+	}
+}
+
+// flags adds those of every process that serves a volume.
+func (o *mountOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.state, "state", "", "state directory: journal, cache, index (default: one of the volume's own)")
 	f.Var(&o.durability, "durability", "what fsync waits for: the local journal, the bucket, or the bucket when it is too far behind")
 	f.Var(&o.interval, "commit-interval", "time between commits while something changes")
@@ -148,22 +175,8 @@ journal, from where the next mount with the same state directory goes on.`,
 	f.BoolVar(&o.foreground, "foreground", false, "stay in the foreground and log to standard error")
 	f.StringVar(&o.logFile, "log-file", "", "log of the mount (default: mount.log in the state directory)")
 	f.StringArrayVarP(&o.kernel, "options", "o", nil, "mount options, as mount(8) takes them")
-	f.BoolVar(&o.readOnly, "read-only", false, "follow the volume's writer instead of being it")
-	f.Var(&o.follow, "follow-interval", "time between looks for the writer's next commit")
 	f.IntVar(&o.readyFD, "ready-fd", -1, "")
 	f.Lookup("ready-fd").Hidden = true
-	return a.longCommand(c, func(ctx context.Context, c *cobra.Command, args []string) error {
-		if err := a.mountSettings(c, o, args); err != nil {
-			return a.tellParent(o, usage(err))
-		}
-		if err := a.preflight(ctx, o); err != nil {
-			return a.tellParent(o, err)
-		}
-		if !o.foreground {
-			return a.mountDaemon(o)
-		}
-		return a.mountForeground(ctx, o)
-	})
 }
 
 // mountSettings completes the options from environment and file and makes all
@@ -245,10 +258,12 @@ func readSmall(path string) ([]byte, error) {
 
 // preflight finds what would make the mount fail before anything is changed.
 func (a *app) preflight(ctx context.Context, o *mountOptions) error {
-	if err := checkMountPoint(o.dir, o.fuse.NonEmpty); err != nil {
-		return usage(err)
+	if o.dir != "" {
+		if err := checkMountPoint(o.dir, o.fuse.NonEmpty); err != nil {
+			return usage(err)
+		}
 	}
-	if within(o.state, o.dir) {
+	if o.dir != "" && within(o.state, o.dir) {
 		return usage(fmt.Errorf("state directory %s lies under the mount point %s: choose another with --state", o.state, o.dir))
 	}
 	if st, err := os.Stat(o.state); err == nil && !st.IsDir() {

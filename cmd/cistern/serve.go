@@ -68,7 +68,7 @@ type mountProcess struct {
 	log     *slog.Logger
 	v       served
 	store   *store
-	fs      *fuse.Server
+	fs      shown
 	started time.Time
 
 	hurry  context.CancelFunc // ends the wait for the last commit
@@ -77,6 +77,7 @@ type mountProcess struct {
 
 	unmounts sync.RWMutex // held shared while a command's unmount runs
 
+	relay  *relayed           // the binary log relay in this process; nil for none
 	leave  chan chan struct{} // asks for an unmount; the answer comes when it is out of the tree
 	closed chan struct{}      // closed when result is valid
 	result error              // of closing the volume
@@ -148,7 +149,7 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	m.o.fuse.FSName, m.o.fuse.Logger = m.name(), m.log
-	if m.fs, err = m.v.mount(ctx, m.o.dir, m.o.fuse); err != nil {
+	if err := m.show(ctx); err != nil {
 		return errors.Join(err, m.v.Close(ctx))
 	}
 	closing, hurry := context.WithCancel(ctx)
@@ -159,6 +160,9 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 		return errors.Join(err, m.fs.Detach(), m.v.Close(ctx))
 	}
 	m.warnOfBucket(ctx)
+	if err := m.relay.begin(ctx, m.fs); err != nil {
+		return errors.Join(err, m.fs.Detach(), stop(), m.v.Close(ctx))
+	}
 	m.ready()
 	m.serve(closing)
 	// What the volume's end means is known before the last answers go out.
@@ -175,6 +179,30 @@ func (m *mountProcess) name() string {
 		u.Point = strconv.FormatUint(m.o.commit, 10)
 	}
 	return u.String()
+}
+
+// shown is how a volume is shown as a directory: *fuse.Server, or not at all.
+type shown interface {
+	Dir() string
+	Done() <-chan struct{}
+	Unmount() error
+	Detach() error
+	Invalidate(ino gateway.InodeID) error
+	InvalidateEntry(parent gateway.InodeID, name string) error
+}
+
+// show mounts the volume where it is to be seen.
+func (m *mountProcess) show(ctx context.Context) error {
+	if m.o.dir == "" {
+		m.fs = &unshown{done: make(chan struct{})}
+		return nil
+	}
+	s, err := m.v.mount(ctx, m.o.dir, m.o.fuse)
+	if err != nil {
+		return err // not s: a nil pointer in an interface is not nil
+	}
+	m.fs = s
+	return nil
 }
 
 // open opens what is to be mounted; a signal ends the wait for a lease.
@@ -214,6 +242,12 @@ func (m *mountProcess) open(ctx context.Context) (served, error) {
 	v, err := gateway.Open(ctx, m.o.engineOptions(m.store, m.log))
 	if err != nil {
 		return nil, err
+	}
+	if m.o.relay != nil {
+		if m.relay, err = m.o.relay.open(ctx, v, m.log); err != nil {
+			return nil, errors.Join(err, v.Close(ctx))
+		}
+		return m.relay, nil
 	}
 	return present{v}, nil
 }
@@ -282,7 +316,7 @@ func (m *mountProcess) warnOfBucket(ctx context.Context) {
 func (m *mountProcess) ready() {
 	m.log.Info("mounted", "volume", m.name(), "directory", m.fs.Dir(), "state", m.o.state, "durability", m.v.Status().Durability)
 	if m.o.readyFD < 0 {
-		if err := m.a.say("%s is mounted on %s: ready", m.name(), m.fs.Dir()); err != nil {
+		if err := m.a.say("%s: ready", m.o.what(m.name())); err != nil {
 			m.log.Warn("nobody reads that the mount is ready", "error", err)
 		}
 	}
@@ -292,12 +326,18 @@ func (m *mountProcess) ready() {
 // serve waits for the mount's end and closes the volume.
 func (m *mountProcess) serve(ctx context.Context) {
 	var unmounting chan struct{}
+	stopped := m.relay.stopped()
 	for up := true; up; {
 		select {
 		case <-m.fs.Done():
 			up = false
 		case <-unmounting:
 			up = false
+		case <-stopped:
+			stopped = nil
+			if unmounting == nil {
+				unmounting = m.startUnmount(nil)
+			}
 		case s := <-m.a.signals:
 			m.log.Info("signal", "signal", s.String())
 			if unmounting != nil {

@@ -148,7 +148,11 @@ func (a *app) register(r record) (remove func() error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("register the mount: %w", err)
 	}
-	path := filepath.Join(dir, recordName(string(r.MountPoint)))
+	place := string(r.MountPoint)
+	if place == "" { // a process that shows the volume nowhere
+		place = string(r.StateDir)
+	}
+	path := filepath.Join(dir, recordName(place))
 	tmp := path + "." + strconv.Itoa(r.PID)
 	err = os.WriteFile(tmp, append(body, '\n'), 0o644)
 	if err == nil {

@@ -1,0 +1,321 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cisternfs/cistern/binlogfs"
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/config"
+)
+
+// sourcePasswordVariable is in the environment what --source-password-file is on
+// the command line, which everybody on the machine can read.
+const sourcePasswordVariable = "CISTERN_SOURCE_PASSWORD"
+
+// relayOptions are what `cistern binlog relay` was told beside what every
+// process that serves a volume is told.
+type relayOptions struct {
+	pull         binlogfs.PullOptions
+	dir          string
+	ack          choice
+	start        string
+	compress     choice
+	tlsMode      choice
+	passwordFile string
+	heartbeat    interval
+	failover     interval
+	unit         choice
+	size         int64
+}
+
+func (a *app) binlogRelayCommand() *cobra.Command {
+	o := newMountOptions()
+	r := &relayOptions{
+		ack: choice{"journal", []string{"journal", "bucket", "memory"}}, compress: choice{"off", []string{"off", "zlib", "zstd"}},
+		tlsMode:   choice{"off", []string{"off", "required", "verify-ca", "verify-identity"}},
+		heartbeat: interval{d: time.Second, min: 100 * time.Millisecond, max: time.Minute}, failover: interval{max: 24 * time.Hour},
+		unit: choice{"bytes", []string{"bytes", "statements"}},
+	}
+	o.relay = r
+	c := &cobra.Command{
+		Use: "relay <url> --source host:port --source-user name --server-id n", Short: "Keep a server's binary log in a volume", Args: cobra.ExactArgs(1),
+		Long: `Connects to a MariaDB or MySQL server as a replica does, and keeps its binary log
+in the volume, byte for byte, under its own file names. It returns when the log
+is being pulled. With --mount the files are to be seen in a directory.
+
+The password comes from --source-password-file, or from the environment's
+CISTERN_SOURCE_PASSWORD. Other settings come from flags, then from the
+environment (CISTERN_CACHE_SIZE for --cache-size), then from the section [relay]
+of the file that --config names. SIGTERM and SIGINT end the relay.`,
+	}
+	f := c.Flags()
+	o.flags(f)
+	f.StringVar(&o.dir, "mount", "", "show the volume in this directory, read-only")
+	f.StringVar(&r.dir, "dir", "", "the archive's directory in the volume; empty: the top")
+	f.StringArrayVar(&r.pull.Sources, "source", nil, "server to pull from, host:port or a socket's path; several: in the order to try")
+	f.StringVar(&r.pull.User, "source-user", "", "user there, with the privileges REPLICATION SLAVE and REPLICATION CLIENT")
+	f.StringVar(&r.passwordFile, "source-password-file", "", "file with the user's password")
+	f.Var(&r.tlsMode, "source-tls", "how far the source's certificate is trusted")
+	f.StringVar(&r.pull.TLS.CA, "source-ca", "", "file of certificates that sign the source's (default: the system's)")
+	f.StringVar(&r.pull.TLS.Cert, "source-cert", "", "file of the relay's own certificate")
+	f.StringVar(&r.pull.TLS.Key, "source-key", "", "file of its key")
+	f.Var(&r.compress, "source-compress", "compression of the connection")
+	f.Uint32Var(&r.pull.ServerID, "server-id", 0, "the relay's server id, which no other replica of the source has")
+	f.StringVar(&r.start, "start", "oldest", "where an empty archive begins: oldest, now, file:<name>[:position] or gtid:<set>")
+	f.Var(&r.heartbeat, "heartbeat", "how often an idle source says that it lives")
+	f.BoolVar(&r.pull.SemiSync, "semi-sync", false, "the source waits for the relay's acknowledgements")
+	f.Var(&r.ack, "ack", "when a group counts as received: durable on this disk, in the bucket, or not at all")
+	f.Var(&r.failover, "failover", "how long the source must be lost before another takes its place; 0: never")
+	f.Var(&r.unit, "fragment-unit", "what the parts of an open group are counted in")
+	f.Int64Var(&r.size, "fragment-size", 0, "how many make a part that goes to the bucket before the group ends; 0: parts of 1 MiB")
+	return a.longCommand(c, func(ctx context.Context, c *cobra.Command, args []string) error {
+		if err := a.relaySettings(c, o, args); err != nil {
+			return a.tellParent(o, usage(err))
+		}
+		if err := a.preflight(ctx, o); err != nil {
+			return a.tellParent(o, err)
+		}
+		if !o.foreground {
+			return a.mountDaemon(o)
+		}
+		return a.mountForeground(ctx, o)
+	})
+}
+
+// relaySettings completes the options from environment and file, and makes all
+// paths absolute.
+func (a *app) relaySettings(c *cobra.Command, o *mountOptions, args []string) error {
+	file, err := a.readConfig()
+	if err != nil {
+		return err
+	}
+	if o.t, err = a.resolve(args[0]); err != nil {
+		return err
+	}
+	if o.t.point != "" || o.t.mount != "" {
+		return fmt.Errorf("%s: give the URL of a volume, since the relay writes to it", args[0])
+	}
+	if err := config.Apply(c.Flags(), a.lookup, file.path, file.text, "relay", "config", "encrypt-key-file", "foreground", "help"); err != nil {
+		return err
+	}
+	o.waitSet = c.Flags().Changed("wait")
+	if len(o.kernel) > 0 {
+		return errors.New("-o: the directory of a relay has no mount options")
+	}
+	r := o.relay
+	r.dir = strings.Trim(path.Clean("/"+r.dir), "/")
+	r.pull.Heartbeat, r.pull.Failover, r.pull.TLS.Mode = r.heartbeat.d, r.failover.d, binlogfs.TLSMode(r.tlsMode.value)
+	if r.compress.value != "off" {
+		r.pull.Compress = r.compress.value
+	}
+	if r.pull.Start, err = binlogfs.ParseStart(r.start); err != nil {
+		return fmt.Errorf("--%w", err)
+	}
+	if err := (binlogfs.Fragment{Unit: binlogfs.FragmentUnit(r.unit.value), Size: r.size}).Validate(); err != nil {
+		return err
+	}
+	paths := []*string{&r.passwordFile, &r.pull.TLS.CA, &r.pull.TLS.Cert, &r.pull.TLS.Key, &o.dir}
+	for _, p := range paths {
+		if *p == "" {
+			continue
+		}
+		if *p, err = filepath.Abs(*p); err != nil {
+			return err
+		}
+	}
+	r.pull.Password = a.sourcePassword(r.passwordFile)
+	if _, err := r.pull.Password(); err != nil {
+		return err
+	}
+	if err := r.pull.Validate(); err != nil {
+		return err
+	}
+	if err := a.mountPaths(o); err != nil {
+		return err
+	}
+	if o.logFile == "" && !o.foreground {
+		o.logFile = filepath.Join(o.state, logName)
+	}
+	return nil
+}
+
+// sourcePassword reads the password when it is needed, so that it can change.
+func (a *app) sourcePassword(file string) func() (string, error) {
+	return func() (string, error) {
+		if file == "" {
+			password, _ := a.lookup(sourcePasswordVariable)
+			return password, nil
+		}
+		text, err := readSmall(file)
+		return strings.TrimRight(string(text), "\r\n"), err
+	}
+}
+
+// relayed is a volume with a binary log relay, for the process that serves it.
+type relayed struct {
+	present
+	dir   string
+	log   *binlogfs.Log
+	relay *binlogfs.Relay
+	out   *slog.Logger
+
+	showing context.CancelFunc
+	ended   chan struct{} // closed when showing has ended
+	told    bool          // why pulling ended is begin's error already
+}
+
+// open opens the archive in a volume, and its relay.
+func (r *relayOptions) open(ctx context.Context, v *gateway.Volume, log *slog.Logger) (*relayed, error) {
+	l, err := binlogfs.OpenLog(ctx, v, binlogfs.LogOptions{
+		Dir: r.dir, Ack: binlogfs.Ack(r.ack.value), Logger: log,
+		Fragment: binlogfs.Fragment{Unit: binlogfs.FragmentUnit(r.unit.value), Size: r.size},
+	})
+	if err != nil {
+		return nil, err
+	}
+	pull := r.pull
+	pull.Logger = log
+	relay, err := binlogfs.NewRelay(l, pull)
+	if err != nil {
+		return nil, err
+	}
+	return &relayed{present: present{v}, dir: r.dir, log: l, relay: relay, out: log}, nil
+}
+
+func (r *relayed) calls(changed func(gateway.InodeID, string)) calls {
+	l := newLive(r.Volume, changed)
+	l.relayed = func() (*binlogfs.Log, string) { return r.log, r.dir }
+	return l
+}
+
+// firstTry is how long a relay that begins waits for its source.
+const firstTry = 5 * time.Second
+
+// begin begins to pull. What does not heal is its error; a source that is only
+// away is waited for beside the serving. Nothing happens for nil.
+func (r *relayed) begin(ctx context.Context, fs shown) error {
+	if r == nil {
+		return nil
+	}
+	showing, cancel := context.WithCancel(ctx)
+	r.showing, r.ended = cancel, make(chan struct{})
+	go r.show(showing, fs)
+	if err := r.relay.Start(ctx); err != nil {
+		return err
+	}
+	late := time.NewTimer(firstTry)
+	defer late.Stop()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !r.relay.Status().Connected {
+		select {
+		case <-r.relay.Done():
+			r.told = true
+			return r.relay.Stop()
+		case <-late.C:
+			return nil
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// stopped returns a channel that is closed when pulling has ended; nil for nil.
+func (r *relayed) stopped() <-chan struct{} {
+	if r == nil {
+		return nil
+	}
+	return r.relay.Done()
+}
+
+// Close ends the relay, and then the volume.
+func (r *relayed) Close(ctx context.Context) error {
+	err := r.relay.Stop()
+	if r.told {
+		err = nil
+	}
+	if r.showing != nil {
+		r.showing()
+		<-r.ended
+	}
+	return errors.Join(err, r.Volume.Close(ctx))
+}
+
+// showEvery bounds how often the kernel is told of new bytes.
+const showEvery = 100 * time.Millisecond
+
+// show tells the kernel of what the relay adds behind its back.
+func (r *relayed) show(ctx context.Context, fs shown) {
+	defer close(r.ended)
+	var last binlogfs.Position
+	for {
+		end, moved := r.log.End()
+		if end != last {
+			if err := r.showTo(ctx, fs, end, end.File != last.File); err != nil && ctx.Err() == nil {
+				r.out.Warn("the kernel may show an old end", "file", end.File, "error", err)
+			}
+			last = end
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-moved:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(showEvery):
+		}
+	}
+}
+
+// showTo shows the file that grew, and the names around it when it is new.
+func (r *relayed) showTo(ctx context.Context, fs shown, end binlogfs.Position, fresh bool) error {
+	l := newLive(r.Volume, nil)
+	name := path.Join(r.dir, fmt.Sprintf("%06d", end.Epoch), end.File)
+	n, err := l.lookup(ctx, name)
+	if err != nil {
+		return err
+	}
+	err = fs.Invalidate(n.ID)
+	if !fresh {
+		return err
+	}
+	// A file's catalogue and the index change with it.
+	for _, changed := range []string{name, name + ".json", path.Join(path.Dir(name), "binlog.index"), path.Dir(name)} {
+		dir, base, perr := l.parent(ctx, changed)
+		if perr != nil {
+			continue // the archive's top is the volume's: nothing shows it by a name
+		}
+		err = errors.Join(err, fs.InvalidateEntry(dir.ID, base))
+	}
+	return err
+}
+
+// unshown is a volume that no directory shows.
+type unshown struct {
+	done chan struct{} // closed by the first Unmount
+	once sync.Once
+}
+
+func (*unshown) Dir() string             { return "" }
+func (u *unshown) Done() <-chan struct{} { return u.done }
+
+func (u *unshown) Unmount() error {
+	u.once.Do(func() { close(u.done) })
+	return nil
+}
+
+func (u *unshown) Detach() error                               { return u.Unmount() }
+func (*unshown) Invalidate(gateway.InodeID) error              { return nil }
+func (*unshown) InvalidateEntry(gateway.InodeID, string) error { return nil }

@@ -1,0 +1,219 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cisternfs/cistern/binlogfs"
+	"github.com/cisternfs/cistern/internal/dbtest"
+	"github.com/cisternfs/cistern/internal/harness"
+	"github.com/cisternfs/cistern/internal/testenv"
+)
+
+// relayWait stops a test that hangs.
+const relayWait = 2 * time.Minute
+
+// relayTest is a relay in a process of its own.
+type relayTest struct {
+	binary, url, state, mount string
+	source                    *dbtest.Server
+	args                      []string
+	proc                      *harness.Process
+}
+
+func newRelayTest(t *testing.T, s *dbtest.Server, args ...string) *relayTest {
+	t.Helper()
+	testenv.NeedFUSE(t)
+	dir := testenv.TempDir(t)
+	r := &relayTest{binary: testenv.Cistern(t), url: "file://" + dir + "/bucket", state: dir + "/state", mount: dir + "/mnt", source: s}
+	for _, d := range []string{"/bucket", "/mnt"} {
+		if err := os.Mkdir(dir+d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testenv.Format(t, r.url)
+	password := dir + "/password"
+	if err := os.WriteFile(password, []byte(dbtest.Password+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.args = append([]string{
+		r.binary, "binlog", "relay", r.url, "--state", r.state, "--mount", r.mount, "--dir", "logs", "--foreground",
+		"--source", s.Addr(), "--source-user", dbtest.User, "--source-password-file", password, "--server-id", "77",
+	}, args...)
+	return r
+}
+
+func (r *relayTest) start(t *testing.T) {
+	t.Helper()
+	proc, err := harness.Start(r.args, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.proc = proc
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the relay's log:\n%s", proc.LogTail())
+		}
+		r.kill(t)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), relayWait)
+	defer cancel()
+	if err := proc.WaitLine(ctx, "ready"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kill ends the relay with SIGKILL, and takes its dead mount away.
+func (r *relayTest) kill(t *testing.T) {
+	t.Helper()
+	if err := r.proc.Kill(); err != nil {
+		t.Error(err)
+	}
+	_, _ = harness.Run(context.Background(), "", "umount", "-l", r.mount) // nothing may be mounted
+}
+
+func (r *relayTest) status(t *testing.T) (s binlogfs.RelayStatus) {
+	t.Helper()
+	out, err := harness.Run(t.Context(), "", r.binary, "binlog", "status", r.url, "--json")
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &s)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// caughtUp waits until the relay has published what the source has.
+func (r *relayTest) caughtUp(t *testing.T) binlogfs.RelayStatus {
+	t.Helper()
+	row := r.source.Rows(t, "show master status")[0]
+	for deadline := time.Now().Add(relayWait); ; time.Sleep(50 * time.Millisecond) {
+		s := r.status(t)
+		if s.File == row[0] && strconv.FormatInt(s.Offset, 10) == row[1] {
+			return s
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the relay is at %+v, the source at %v", s, row)
+		}
+	}
+}
+
+// identical compares what the mount shows with the source's files.
+func (r *relayTest) identical(t *testing.T) {
+	t.Helper()
+	const inUse = 4 + 17 // a flag of the file that is being written, which is not sent
+	for _, name := range r.source.BinaryLogs(t) {
+		want, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []byte
+		for deadline := time.Now().Add(relayWait); ; time.Sleep(50 * time.Millisecond) {
+			// What the directory shows follows in a moment.
+			if got, err = os.ReadFile(filepath.Join(r.mount, "logs", "000001", filepath.Base(name))); err != nil && !os.IsNotExist(err) {
+				t.Fatal(err)
+			}
+			if len(got) == len(want) || time.Now().After(deadline) {
+				break
+			}
+		}
+		if len(got) > inUse {
+			got[inUse], want[inUse] = 0, 0
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s has %d bytes in the mount, %d at the source, and they differ", filepath.Base(name), len(got), len(want))
+		}
+	}
+}
+
+// peak is the most memory that the process had resident, in bytes.
+func (r *relayTest) peak(t *testing.T) int64 {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", r.proc.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Fields(line); len(f) == 3 && f[0] == "VmHWM:" {
+			n, err := strconv.ParseInt(f[1], 10, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n << 10
+		}
+	}
+	t.Fatal("no VmHWM")
+	return 0
+}
+
+func TestBinlogRelay_SemiSyncKillsAndLargeTransaction_FilesIdentical(t *testing.T) {
+	testenv.Long(t)
+	s := dbtest.Start(t, dbtest.MariaDB1011, "--rpl-semi-sync-master-enabled=1", "--rpl-semi-sync-master-timeout=60000")
+	r := newRelayTest(t, s, "--semi-sync", "--fragment-size", "262144")
+	r.start(t)
+	s.Exec(t, "create database d", "create table d.t (i int primary key auto_increment, s longtext)", "insert into d.t(s) values ('one')")
+	if st := r.caughtUp(t); !st.Connected || !st.SemiSync || st.GTIDs == "" {
+		t.Errorf("status %+v", st)
+	}
+	r.identical(t)
+	for i := range 3 {
+		r.kill(t)
+		r.start(t)
+		s.Exec(t, fmt.Sprintf("insert into d.t(s) values (repeat('%d',3000000))", i), "flush binary logs", "insert into d.t(s) values ('x')")
+	}
+	r.caughtUp(t)
+	r.identical(t)
+	if no := s.Rows(t, "show status like 'Rpl_semi_sync_master_no_tx'")[0][1]; no != "0" {
+		t.Errorf("%s transactions were committed without an acknowledgement", no)
+	}
+	if yes := s.Rows(t, "show status like 'Rpl_semi_sync_master_yes_tx'")[0][1]; yes == "0" {
+		t.Error("the source got no acknowledgement")
+	}
+
+	before := r.peak(t)
+	s.Exec(t, "set session max_statement_time=0", "use d", "begin",
+		"insert into t(s) values (repeat('a',20000000))", "insert into t(s) values (repeat('b',20000000))", "insert into t(s) values (repeat('c',20000000))",
+		"insert into t(s) values (repeat('d',20000000))", "insert into t(s) values (repeat('e',20000000))", "commit")
+	r.caughtUp(t)
+	r.identical(t)
+	t.Logf("peak memory: %d MiB before a transaction of 100 MB, %d MiB after it", before>>20, r.peak(t)>>20)
+
+	if cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", r.proc.PID())); err != nil || bytes.Contains(cmdline, []byte(dbtest.Password)) {
+		t.Errorf("the command line has the password: %v", err)
+	}
+	if strings.Contains(r.proc.LogTail(), dbtest.Password) {
+		t.Error("the log has the password")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), relayWait)
+	defer cancel()
+	if err := r.proc.Stop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := harness.Run(t.Context(), "", r.binary, "check", r.url, "--data"); err != nil {
+		t.Errorf("check: %v\n%s", err, out)
+	}
+}
+
+func TestBinlogRelay_WrongPassword_EndsWithASentence(t *testing.T) {
+	testenv.Long(t)
+	s := dbtest.Start(t, dbtest.MariaDB1011)
+	r := newRelayTest(t, s)
+	r.args = append(r.args, "--source-user", "nobody")
+	out, err := harness.Run(t.Context(), "", r.args...)
+	if err == nil || !strings.Contains(err.Error(), "does not accept the user or the password") {
+		t.Errorf("%s: %v", out, err)
+	}
+	out, err = harness.Run(t.Context(), "", append(r.args, "--fragment-size", "10")...)
+	if err == nil || !strings.Contains(err.Error(), "exit status 2") {
+		t.Errorf("%s: %v", out, err)
+	}
+}

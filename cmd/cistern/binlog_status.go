@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"github.com/cisternfs/cistern/binlogfs"
+)
+
+func (a *app) binlogStatusCommand() *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use: "status <vol>", Short: "Show how a running relay is", Args: cobra.ExactArgs(1),
+		Long: `Shows a relay of this machine: its source, how far it has come, which groups are
+under way, and its last error. The exit status is 1 when it has stopped.`,
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		t, err := a.resolve(args[0])
+		if err != nil {
+			return err
+		}
+		owner, err := a.owner(ctx, t)
+		if err != nil {
+			return err
+		}
+		if owner == nil {
+			return fmt.Errorf("no process of this machine serves %s: start `cistern binlog relay`", args[0])
+		}
+		var s binlogfs.RelayStatus
+		if err := owner.Call(ctx, http.MethodGet, "/v1/binlog/relay", nil, nil, &s); err != nil {
+			return fmt.Errorf("the process that serves %s has no relay: %w", args[0], err)
+		}
+		if asJSON {
+			err = a.printJSON(s)
+		} else {
+			err = a.writeOut(func(w io.Writer) { writeRelayStatus(w, &s) })
+		}
+		if err == nil && s.Stopped {
+			return said(exitFailed)
+		}
+		return err
+	})
+}
+
+// writeRelayStatus shows a relay to people.
+func writeRelayStatus(w io.Writer, s *binlogfs.RelayStatus) {
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	state := "waiting for it"
+	switch {
+	case s.Stopped:
+		state = "stopped"
+	case s.Connected:
+		state = "connected since " + s.Since.UTC().Format(time.RFC3339)
+	}
+	row("source", "%s, %s", orDash(s.Source), state)
+	row("server", "%s, server id %d %s", orDash(s.Server), s.ServerID, s.UUID)
+	row("published", "%06d/%s:%d, %d files, %s", s.Epoch, orDash(s.File), s.Offset, s.Files, size(s.Bytes))
+	row("GTIDs", "%s", orDash(s.GTIDs))
+	row("received", "%s, %.1f s behind, %d reconnects", size(s.Received), s.LagSeconds, s.Reconnects)
+	row("acknowledged", "when durable in: %s; semi-synchronous: %v", s.Ack, s.SemiSync)
+	for _, p := range s.Pending {
+		row("pending", "%s from %s:%d on, %s in %d parts, %d events", orDash(p.GTID), p.File, p.Offset, size(p.Bytes), p.Fragments, p.Events)
+	}
+	row("last error", "%s", orDash(s.LastError))
+}
+
+// relayCollector shows a relay's status as metrics.
+type relayCollector struct {
+	status  func() binlogfs.RelayStatus
+	metrics []relayMetric
+}
+
+type relayMetric struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value func(s *binlogfs.RelayStatus) float64
+}
+
+func newRelayCollector(status func() binlogfs.RelayStatus) *relayCollector {
+	c := &relayCollector{status: status}
+	add := func(kind prometheus.ValueType, name, help string, value func(s *binlogfs.RelayStatus) float64) {
+		c.metrics = append(c.metrics, relayMetric{prometheus.NewDesc("cistern_binlog_"+name, help, nil, nil), kind, value})
+	}
+	flag := func(on bool) float64 {
+		if on {
+			return 1
+		}
+		return 0
+	}
+	gauge, counter := prometheus.GaugeValue, prometheus.CounterValue
+	add(gauge, "connected", "1 while the relay is connected to its source.", func(s *binlogfs.RelayStatus) float64 { return flag(s.Connected) })
+	add(gauge, "stopped", "1 when pulling has stopped for an error that does not heal by itself.", func(s *binlogfs.RelayStatus) float64 { return flag(s.Stopped) })
+	add(gauge, "semi_sync", "1 while the source waits for acknowledgements.", func(s *binlogfs.RelayStatus) float64 { return flag(s.SemiSync) })
+	add(gauge, "lag_seconds", "Age of the last event when it came; 0 when the source has no more.", func(s *binlogfs.RelayStatus) float64 { return s.LagSeconds })
+	add(counter, "received_bytes_total", "Bytes of events received.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Received) })
+	add(counter, "reconnects_total", "Times that the source was lost.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Reconnects) })
+	add(gauge, "epoch", "The archive's epoch.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Epoch) })
+	add(gauge, "published_offset_bytes", "Published end in the last file.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Offset) })
+	add(gauge, "files", "Files of the archive.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Files) })
+	add(gauge, "bytes", "Bytes of the archive.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Bytes) })
+	add(gauge, "pending_groups", "Groups that are under way.", func(s *binlogfs.RelayStatus) float64 { return float64(len(s.Pending)) })
+	add(gauge, "pending_bytes", "Bytes in the volume of groups that are under way.", func(s *binlogfs.RelayStatus) float64 {
+		total := int64(0)
+		for _, p := range s.Pending {
+			total += p.Bytes
+		}
+		return float64(total)
+	})
+	return c
+}
+
+// Describe implements prometheus.Collector.
+func (c *relayCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range c.metrics {
+		ch <- m.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *relayCollector) Collect(ch chan<- prometheus.Metric) {
+	s := c.status()
+	for _, m := range c.metrics {
+		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(&s))
+	}
+}
