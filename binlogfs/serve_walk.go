@@ -197,8 +197,7 @@ func walk(ctx context.Context, a Archive, f *FileInfo, pos, limit int64, fn func
 
 // stateAt is the state of GTIDs at a place of a file that is no group's inside.
 func stateAt(ctx context.Context, a Archive, f *FileInfo, pos int64) (*GTIDState, error) {
-	limit := publishedEnd(a, f)
-	if pos > limit {
+	if pos < int64(len(magic)) || pos > publishedEnd(a, f) {
 		return nil, errNoEvent
 	}
 	state, err := ParseGTIDState(f.Flavor, f.Previous)
@@ -206,13 +205,21 @@ func stateAt(ctx context.Context, a Archive, f *FileInfo, pos int64) (*GTIDState
 		return nil, fmt.Errorf("%w: catalogue of %s: %v", ErrCorrupt, f.Name, err)
 	}
 	ended := true
-	err = walk(ctx, a, f, int64(len(magic)), pos, func(w *walker) error {
+	last := int64(len(magic))
+	err = walk(ctx, a, f, last, publishedEnd(a, f), func(w *walker) error {
+		if w.off >= pos {
+			return errStop
+		}
+		last = w.off + int64(w.head.Size)
 		if w.step == StepEnd || w.step == StepWhole {
 			state.Add(w.groups.GTID())
 		}
 		ended = !w.groups.Open()
 		return nil
 	})
+	if err == nil && last != pos {
+		err = errNoEvent
+	}
 	if err == nil && !ended {
 		err = fmt.Errorf("%d of %s lies within a group", pos, f.Path())
 	}

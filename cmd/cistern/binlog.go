@@ -15,7 +15,7 @@ serves it to replicas.`,
 	c.AddCommand(
 		a.binlogRelayCommand(), a.binlogStatusCommand(),
 		a.binlogListCommand(), a.binlogShowCommand(), a.binlogEventsCommand(), a.binlogFindCommand(), a.binlogFetchCommand(), a.binlogVerifyCommand(),
-		a.binlogPurgeCommand(), a.binlogMarkCommand(), a.binlogPendingCommand(), a.binlogAdoptCommand(),
+		a.binlogPurgeCommand(), a.binlogMarkCommand(), a.binlogPendingCommand(), a.binlogAdoptCommand(), a.binlogReplayCommand(),
 	)
 	return c
 }

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/cisternfs/cistern/binlogfs"
+)
+
+// serveOptions are what a command that serves replicas was told.
+type serveOptions struct {
+	listen     string
+	users      string
+	cert, key  string
+	ca         string
+	requireTLS bool
+	semiSync   bool
+	most       int
+}
+
+func (o *serveOptions) flags(f *pflag.FlagSet) {
+	f.StringVar(&o.listen, "listen", "", "address for replicas and clients, host:port; empty: none")
+	f.StringVar(&o.users, "users-file", "", "file of those who may connect, one a line: name:native|caching_sha2:read|manage:password")
+	f.StringVar(&o.cert, "tls-cert", "", "file of the certificate shown to replicas")
+	f.StringVar(&o.key, "tls-key", "", "file of its key")
+	f.StringVar(&o.ca, "tls-ca", "", "file of certificates of which one must have signed the replica's own")
+	f.BoolVar(&o.requireTLS, "require-tls", false, "replicas must use TLS")
+	f.BoolVar(&o.semiSync, "serve-semi-sync", false, "replicas may ask for semi-synchronous replication")
+	f.IntVar(&o.most, "max-connections", 200, "replicas and clients at a time")
+}
+
+// options turns what was told into a server's options; the archive is missing.
+func (o *serveOptions) options() (s binlogfs.ServerOptions, err error) {
+	s = binlogfs.ServerOptions{RequireTLS: o.requireTLS, SemiSync: o.semiSync, MaxConnections: o.most}
+	if o.users == "" {
+		return s, errors.New("--listen needs --users-file, which says who may connect")
+	}
+	if o.most < 1 {
+		return s, errors.New("--max-connections must be at least 1")
+	}
+	text, err := readSmall(o.users)
+	if err != nil {
+		return s, err
+	}
+	if s.Users, err = parseUsers(string(text)); err != nil {
+		return s, fmt.Errorf("--users-file %s: %w", o.users, err)
+	}
+	s.TLS, err = o.tls()
+	return s, err
+}
+
+// parseUsers reads the lines of a users file. The password is everything after
+// the third colon.
+func parseUsers(text string) (users []binlogfs.User, err error) {
+	n := 0
+	for line := range strings.Lines(text) {
+		n++
+		line = strings.TrimRight(line, "\r\n")
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		parts := strings.SplitN(line, ":", 4)
+		bad := fmt.Errorf("line %d is not like name:native:read:password", n)
+		if len(parts) != 4 || parts[0] == "" {
+			return nil, bad // without the line: it may have a password
+		}
+		u := binlogfs.User{Name: parts[0], Password: parts[3]}
+		switch parts[1] {
+		case "native":
+			u.Auth = binlogfs.AuthNative
+		case "caching_sha2":
+			u.Auth = binlogfs.AuthCachingSHA2
+		default:
+			return nil, bad
+		}
+		switch parts[2] {
+		case "read":
+		case "manage":
+			u.Manage = true
+		default:
+			return nil, bad
+		}
+		users = append(users, u)
+	}
+	if len(users) == 0 {
+		return nil, errors.New("it names nobody")
+	}
+	return users, nil
+}
+
+// tls reads the certificates; nil without.
+func (o *serveOptions) tls() (*tls.Config, error) {
+	if o.cert == "" && o.key == "" && o.ca == "" {
+		return nil, nil
+	}
+	if o.cert == "" || o.key == "" {
+		return nil, errors.New("TLS for replicas needs --tls-cert and --tls-key")
+	}
+	cert, err := tls.LoadX509KeyPair(o.cert, o.key)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert %s: %w", o.cert, err)
+	}
+	c := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	if o.ca == "" {
+		return c, nil
+	}
+	text, err := readSmall(o.ca)
+	if err != nil {
+		return nil, err
+	}
+	c.ClientCAs = x509.NewCertPool()
+	if !c.ClientCAs.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("--tls-ca %s: it has no certificate", o.ca)
+	}
+	c.ClientAuth = tls.RequireAndVerifyClientCert
+	return c, nil
+}
+
+// serving is a server for replicas that runs.
+type serving struct {
+	*binlogfs.Server
+	addr   net.Addr
+	cancel context.CancelFunc
+	ended  chan struct{} // closed when nothing is served any more
+	err    error         // why; read after ended
+}
+
+// startServing listens, and serves beside what the caller does until close.
+func startServing(listen string, o binlogfs.ServerOptions) (*serving, error) {
+	s, err := binlogfs.NewServer(o)
+	if err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		return nil, fmt.Errorf("--listen %s: %w", listen, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	v := &serving{Server: s, addr: l.Addr(), cancel: cancel, ended: make(chan struct{})}
+	go func() {
+		defer close(v.ended)
+		v.err = s.Serve(ctx, l)
+	}()
+	return v, nil
+}
+
+// close sends all replicas away and waits. Nothing happens for nil.
+func (v *serving) close() error {
+	if v == nil {
+		return nil
+	}
+	v.cancel()
+	<-v.ended
+	return v.err
+}
