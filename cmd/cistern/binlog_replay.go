@@ -37,7 +37,7 @@ that is named; nothing of it is changed. SIGTERM and SIGINT end the command.`,
 	f.StringVar(&until.gtid, "until-gtid", "", "0-1-100, <uuid>:23 or <uuid>:<tag>:23")
 	f.StringVar(&until.position, "until-position", "", "<file>:<offset>, or <epoch>/<file>:<offset>")
 	f.Uint32Var(&serverID, "server-id", 4294967295, "the server id towards replicas, which must not be theirs")
-	return a.longCommand(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		given := 0
 		for _, s := range []string{until.time, until.gtid, until.position} {
 			if s != "" {
