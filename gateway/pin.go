@@ -45,10 +45,11 @@ var ErrCollected = errors.New("commit is not kept any more")
 // PinOptions say what to pin and for whom.
 type PinOptions struct {
 	Store    objstore.Store
-	URL      string        // of the volume, for messages
-	Kind     string        // PinSnapshot, PinClone or PinMount
-	Name     string        // for people; the key shows an edited form
-	Holder   string        // for people
+	URL      string // of the volume, for messages
+	Kind     string // PinSnapshot, PinClone or PinMount
+	Name     string // for people; the key shows an edited form
+	Holder   string // for people
+	Tags     map[string]string
 	Commit   uint64        // its number; 0: the last
 	Lifetime time.Duration // after which it ends unless renewed, at least 4 h; 0: it does not end
 	Rand     io.Reader     // default: the system's
@@ -79,9 +80,11 @@ func (o *PinOptions) complete() error {
 // came too late. That is why every pin begins as a claim, and becomes a pin,
 // under a key of its own, when it is known to hold. Safe for concurrent use.
 type Pin struct {
-	o    PinOptions
-	id   metadata.CommitID
-	turn chan struct{} // holds a token; whoever has it may renew or release
+	o       PinOptions
+	id      metadata.CommitID
+	created int64           // nanoseconds since 1970
+	of      metadata.Commit // time and totals, which the object shows
+	turn    chan struct{}   // holds a token; whoever has it may renew or release
 
 	mu       sync.Mutex // guards the fields below
 	now      pinObject
@@ -112,7 +115,8 @@ func PinCommit(ctx context.Context, o PinOptions) (*Pin, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pin{o: o, id: head.id, turn: make(chan struct{}, 1)}
+	p := &Pin{o: o, id: head.id, created: o.Now().UnixNano(), turn: make(chan struct{}, 1)}
+	p.of.Time, p.of.Totals = head.commit.Time, head.commit.Totals
 	if p.now, err = p.establish(ctx, pinObject{}); err != nil {
 		return nil, err
 	}
@@ -291,7 +295,10 @@ func (p *Pin) write(ctx context.Context, kind string, lifetime time.Duration) (p
 	if lifetime != 0 {
 		x.expiry = p.o.Now().Add(lifetime).UnixNano()
 	}
-	doc := metadata.Pin{Kind: kind, Name: p.o.Name, Commit: p.id, Holder: p.o.Holder, Expiry: x.expiry}
+	doc := metadata.Pin{
+		Kind: kind, Name: p.o.Name, Commit: p.id, Holder: p.o.Holder, Expiry: x.expiry,
+		Created: p.created, Time: p.of.Time, Totals: p.of.Totals, Tags: p.o.Tags,
+	}
 	if err := objstore.Create(ctx, p.o.Store, x.key, metadata.EncodePin(&doc)); err != nil {
 		return x, storeError("pin commit "+p.id.String(), err)
 	}

@@ -12,17 +12,21 @@ import (
 	"github.com/cisternfs/cistern/objstore"
 )
 
-// ErrPoint: a point that is no commit's number and no time.
+// ErrPoint: a point that is no commit's number, no time and no snapshot.
 var ErrPoint = errors.New("no such point")
 
 // ResolvePoint returns the number of the commit that a point names: a commit's
 // number; a time as RFC 3339 has it, or a time back from now like -15m, -36h or
-// -2d, which mean the last commit at or before that time; empty, which means
-// the last commit. Errors: ErrPoint when it is none of these, ErrNotExist,
-// ErrCollected, ErrDamaged, ErrStore. It takes a handful of requests for a
-// recent time and some dozens for any other.
+// -2d, which mean the last commit at or before that time; a snapshot's name;
+// empty, which means the last commit. Errors: ErrPoint when it is none of these,
+// ErrNotExist, ErrCollected, ErrDamaged, ErrStore. It takes a handful of requests
+// for a recent time or a snapshot and some dozens for any other time.
 func ResolvePoint(ctx context.Context, s objstore.Store, url, point string) (uint64, error) {
 	n, at, err := parsePoint(point, time.Now())
+	if err != nil && CheckSnapshotName(point) == nil {
+		x, err := FindSnapshot(ctx, s, url, point)
+		return x.Commit.N, err
+	}
 	if err != nil {
 		return 0, fmt.Errorf("%w: %s@%s: %w", ErrPoint, url, point, err)
 	}
@@ -63,7 +67,7 @@ func parsePoint(point string, now time.Time) (n uint64, at time.Time, err error)
 	}
 	at, err = time.Parse(time.RFC3339, point)
 	if err != nil {
-		return 0, now, fmt.Errorf("%q is neither a commit's number, nor a time like 2026-01-31T12:00:00Z, nor a time back like -15m; points that this build knows are these, and no names of snapshots", point)
+		return 0, now, fmt.Errorf("%q is neither a commit's number, nor a time like 2026-01-31T12:00:00Z, nor a time back like -15m, nor what a snapshot can be called", point)
 	}
 	if at.Year() < 1970 || at.Year() > 2200 {
 		return 0, now, fmt.Errorf("the year %d is out of range", at.Year())

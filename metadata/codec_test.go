@@ -126,12 +126,15 @@ func documents() []document {
 	secret := &VolumeDoc{ID: volume.ID, Format: 1, Incompat: []string{FeatureFrames, FeatureDocuments}, ObjectSize: 5 << 20, Created: 1700000000123456789,
 		Settings: Settings{Keys: "0011223344556677"}, Compress: "zstd", Key: "0011223344556677", PlainNames: true}
 	pin := &Pin{Kind: "snapshot", Name: "before/upgrade", Commit: CommitID{Epoch: 3, N: 42}, Holder: "dba@db1", Expiry: 1800000000000000000}
+	snapshot := &Pin{Kind: "snapshot", Name: "nightly", Commit: CommitID{Epoch: 3, N: 42}, Holder: "dba@db1", Created: 1700000000123456789,
+		Time: 1700000000000000001, Totals: Totals{Inodes: 17, UsedBytes: 1 << 60}, Tags: map[string]string{"why": "upgrade\xff", "a": ""}}
 	return []document{
 		{"commit", commit, func() []byte { return EncodeCommit(commit) }, anyOf(DecodeCommit)},
 		{"seal", seal, func() []byte { return EncodeSeal(seal) }, anyOf(DecodeSeal)},
 		{"lease", lease, func() []byte { return EncodeLease(lease) }, anyOf(DecodeLease)},
 		{"volume", volume, func() []byte { return EncodeVolume(volume) }, anyOf(DecodeVolume)},
 		{"pin", pin, func() []byte { return EncodePin(pin) }, anyOf(DecodePin)},
+		{"pin-snapshot", snapshot, func() []byte { return EncodePin(snapshot) }, anyOf(DecodePin)},
 		{"commit-frames", frames, func() []byte { return EncodeCommit(frames) }, anyOf(DecodeCommit)},
 		{"volume-frames", secret, func() []byte { return EncodeVolume(secret) }, anyOf(DecodeVolume)},
 		{"manifest", m, func() []byte { return EncodeManifest(m) }, anyOf(DecodeManifest)},

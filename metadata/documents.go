@@ -207,6 +207,12 @@ type Pin struct {
 	Commit CommitID
 	Holder string // for people
 	Expiry int64  // nanoseconds since 1970; 0: never
+
+	// What lists show without reading the commit; a pin may lack all of it.
+	Created int64             // nanoseconds since 1970
+	Time    int64             // of the commit, nanoseconds since 1970
+	Totals  Totals            // of the commit
+	Tags    map[string]string // of a snapshot
 }
 
 type pinDoc struct {
@@ -216,6 +222,13 @@ type pinDoc struct {
 	Commit  *idDoc `json:"commit"`
 	Holder  text   `json:"holder,omitempty"`
 	Expiry  snum   `json:"expiry,omitempty"`
+
+	// Releases that know nothing of these read the pin all the same.
+	Created snum            `json:"created,omitempty"`
+	Time    snum            `json:"time,omitempty"`
+	Used    snum            `json:"used,omitempty"`
+	Inodes  num             `json:"inodes,omitempty"`
+	Tags    map[string]text `json:"tags,omitempty"`
 }
 
 // EncodePin returns the pin's document.
@@ -223,6 +236,7 @@ func EncodePin(p *Pin) []byte {
 	return sealDoc(pinDoc{
 		docHead: docHead{Kind: "pin", V: formatVersion}, PinKind: p.Kind, Name: text(p.Name),
 		Commit: newIDDoc(p.Commit), Holder: text(p.Holder), Expiry: snum(p.Expiry),
+		Created: snum(p.Created), Time: snum(p.Time), Used: snum(p.Totals.UsedBytes), Inodes: num(p.Totals.Inodes), Tags: retyped[text](p.Tags),
 	})
 }
 
@@ -235,7 +249,21 @@ func DecodePin(body []byte) (*Pin, error) {
 	if d.Commit == nil {
 		return nil, damaged("pin", "it names no commit")
 	}
-	return &Pin{Kind: d.PinKind, Name: string(d.Name), Commit: d.Commit.id(), Holder: string(d.Holder), Expiry: int64(d.Expiry)}, nil
+	return &Pin{
+		Kind: d.PinKind, Name: string(d.Name), Commit: d.Commit.id(), Holder: string(d.Holder), Expiry: int64(d.Expiry),
+		Created: int64(d.Created), Time: int64(d.Time), Totals: Totals{UsedBytes: int64(d.Used), Inodes: uint64(d.Inodes)}, Tags: retyped[string](d.Tags),
+	}, nil
+}
+
+func retyped[To, From ~string](m map[string]From) map[string]To {
+	if len(m) == 0 {
+		return nil
+	}
+	out := make(map[string]To, len(m))
+	for k, v := range m {
+		out[k] = To(v)
+	}
+	return out
 }
 
 type sealDocument struct {

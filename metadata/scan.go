@@ -12,3 +12,23 @@ func (ix *Index) AllSlots(fn func(ino InodeID, n uint32, s *Slot) (more bool)) e
 	})
 	return scanned(err, "slots")
 }
+
+// SortedNames calls fn for a directory's entries with names after the one given,
+// ascending by name, until it returns false. fn may call the index.
+func (ix *Index) SortedNames(parent InodeID, after string, fn func(Dentry) (more bool)) error {
+	from := nameKVKey(parent, after)
+	if after != "" {
+		from = append(from, 0)
+	}
+	err := ix.kv.Scan(from, key8(kindName, uint64(parent)+1), func(key, value []byte) error {
+		d, err := decodeName(key, value)
+		if err != nil {
+			return err
+		}
+		if !fn(d) {
+			return errStop
+		}
+		return nil
+	})
+	return scanned(err, "names of directory %d", parent)
+}

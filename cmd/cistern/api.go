@@ -6,7 +6,9 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"time"
 
+	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/control"
 )
 
@@ -68,6 +70,14 @@ func api(s calls, m *mountProcess) http.Handler {
 			return nil, q.err
 		}
 		return s.remove(r.Context(), name, recursive)
+	}))
+	mux.Handle("POST /v1/snapshot", h.Call(func(r *http.Request) (any, error) {
+		q := get(r)
+		o := q.snapshotOptions()
+		if q.err != nil {
+			return nil, q.err
+		}
+		return m.snapshot(r.Context(), o)
 	}))
 	mux.Handle("POST /v1/collect", h.Call(func(r *http.Request) (any, error) {
 		q := get(r)
@@ -146,5 +156,13 @@ func (q *query) putOptions() putOptions {
 	return putOptions{
 		Mode: uint32(q.int("mode", 8)) & 0o7777, Mtime: q.int("mtime", 10),
 		Owner: [2]uint32{uint32(q.int("uid", 10)), uint32(q.int("gid", 10))},
+	}
+}
+
+func (q *query) snapshotOptions() gateway.SnapshotOptions {
+	tags, err := snapshotTags(q.Values["tag"])
+	q.fail("tag", err)
+	return gateway.SnapshotOptions{
+		Name: q.Get("name"), Holder: q.Get("holder"), Commit: uint64(q.int("commit", 10)), Lifetime: time.Duration(q.int("lifetime", 10)), Tags: tags,
 	}
 }

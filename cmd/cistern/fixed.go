@@ -51,7 +51,7 @@ func (o *mountOptions) preflightPoint(ctx context.Context, s *store) error {
 func resolvePoint(ctx context.Context, s *store, t target) (uint64, error) {
 	n, err := gateway.ResolvePoint(ctx, s, t.url.String(), t.point)
 	if errors.Is(err, gateway.ErrPoint) {
-		return 0, usage(fmt.Errorf("%w; `cistern log` lists the commits", err))
+		return 0, usage(fmt.Errorf("%w; `cistern log` lists the commits, `cistern snapshot list` the snapshots", err))
 	}
 	return n, err
 }

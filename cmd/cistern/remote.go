@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strconv"
 
+	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/control"
 	"github.com/cisternfs/cistern/metadata"
 )
@@ -69,6 +70,18 @@ func (r *remote) sync(ctx context.Context) (metadata.CommitID, error) {
 	var id metadata.CommitID
 	err := r.c.Call(ctx, http.MethodPost, "/v1/sync", nil, nil, &id)
 	return id, err
+}
+
+func (r *remote) snapshot(ctx context.Context, o gateway.SnapshotOptions) (snapshotLine, error) {
+	q := url.Values{
+		"name": {o.Name}, "holder": {o.Holder}, "commit": {strconv.FormatUint(o.Commit, 10)}, "lifetime": {strconv.FormatInt(int64(o.Lifetime), 10)},
+	}
+	for k, v := range o.Tags {
+		q.Add("tag", k+"="+v)
+	}
+	var l snapshotLine
+	err := r.c.Call(ctx, http.MethodPost, "/v1/snapshot", q, nil, &l)
+	return l, err
 }
 
 func (r *remote) collect(ctx context.Context, dry bool) (collected, error) {
