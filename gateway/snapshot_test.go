@@ -305,3 +305,100 @@ func TestSnapshot_CreateDelete_EveryFailure(t *testing.T) {
 		}
 	}
 }
+
+// Two commits of one small tree, with each kind of change.
+func TestDiff_EachKindOfChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(nil)
+		f := files{}
+		for _, name := range []string{"same", "content", "gone", "moved", "mode", "linked", "replaced", "kept"} {
+			f.put(t, v, name, l.noise(20000), 0)
+		}
+		dir := func(parent InodeID, name string) InodeID {
+			n, err := v.Create(bg, parent, name, modeDir|0o755, 0, Owner{}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			v.Forget(n.ID, 1)
+			return n.ID
+		}
+		d := dir(metadata.RootInode, "d")
+		dir(d, "inner")
+		mustCommit(t, v)
+		if _, err := v.Fold(bg, true); err != nil {
+			t.Fatal(err)
+		}
+		from := mustCommit(t, v)
+
+		time.Sleep(time.Second)
+		root := InodeID(metadata.RootInode)
+		ino := func(name string) InodeID {
+			n, err := v.Lookup(bg, root, name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			v.Forget(n.ID, 1)
+			return n.ID
+		}
+		f.put(t, v, "content", []byte("x"), 5)
+		f.drop(t, v, "gone")
+		mode := uint32(0o600)
+		if _, err := v.SetAttr(bg, ino("mode"), SetAttr{Mode: &mode}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := v.Link(bg, ino("linked"), root, "second"); err != nil {
+			t.Fatal(err)
+		}
+		v.Forget(ino("linked"), 1)
+		f.put(t, v, "new", l.noise(10), 0)
+		for _, x := range [][2]string{{"moved", "moved2"}, {"d", "e"}, {"new", "replaced"}} {
+			if err := v.Rename(bg, root, x[0], root, x[1], 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := v.Rmdir(bg, d, "inner"); err != nil {
+			t.Fatal(err)
+		}
+		dir(dir(d, "fresh"), "deep")
+		f.put(t, v, "added", l.noise(10), 0)
+		to := mustCommit(t, v)
+
+		got := func(a, b uint64) (list []string) {
+			va, err := bucketView(l.bucket, func(o *ViewOptions) { o.Commit = a })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer va.Close()
+			vb, err := bucketView(l.bucket, func(o *ViewOptions) { o.Commit = b })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer vb.Close()
+			err = Diff(bg, va, vb, func(c Change) error {
+				list = append(list, fmt.Sprintf("%s %s %s %v %v", c.Kind, c.From, c.Path, c.Content, c.Attributes))
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			stop := errors.New("stop")
+			if err := Diff(bg, va, vb, func(Change) error { return stop }); err != nil && !errors.Is(err, stop) || err == nil && len(list) > 0 {
+				t.Errorf("an error of the function: %v", err)
+			}
+			return list
+		}
+		want := []string{
+			"added  added false false", "changed  content true false", "renamed d e false false", "added  e/fresh false false",
+			"added  e/fresh/deep false false", "removed  d/inner false false", "removed  gone false false", "changed  mode false true",
+			"renamed moved moved2 false false", "changed  replaced true false", "added  second false false",
+		}
+		if list := got(from.N, to.N); fmt.Sprint(list) != fmt.Sprint(want) {
+			t.Errorf("got\n%s\nwant\n%s", strings.Join(list, "\n"), strings.Join(want, "\n"))
+		}
+		if list := got(from.N-1, from.N); len(list) != 0 {
+			t.Errorf("folding changes %v", list)
+		}
+		mustClose(t, v)
+	})
+}
