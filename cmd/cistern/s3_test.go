@@ -26,9 +26,11 @@ import (
 // s3Server is a bucket "bucket" in this process.
 type s3Server struct {
 	backend *s3mem.Backend
+	handler http.Handler
 	url     string
 
 	expired atomic.Bool // no keys are good
+	moved   atomic.Bool // every request is sent to a host that has no address
 
 	mu    sync.Mutex
 	heads []http.Header // of all PUTs
@@ -41,7 +43,7 @@ func newS3Server(t *testing.T) *s3Server {
 		t.Fatal(err)
 	}
 	fake := gofakes3.New(s.backend, gofakes3.WithIntegrityCheck(true)).Server()
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPut {
 			s.mu.Lock()
 			s.heads = append(s.heads, r.Header.Clone())
@@ -52,11 +54,30 @@ func newS3Server(t *testing.T) *s3Server {
 			fmt.Fprint(w, `<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>`)
 			return
 		}
+		if s.moved.Load() {
+			http.Redirect(w, r, "http://nowhere.invalid"+r.URL.RequestURI(), http.StatusTemporaryRedirect)
+			return
+		}
 		fake.ServeHTTP(w, r)
-	}))
+	})
+	srv := httptest.NewServer(s.handler)
 	t.Cleanup(srv.Close)
 	s.url = srv.URL
 	return s
+}
+
+// keys are all that the bucket holds.
+func (s *s3Server) keys(t *testing.T) string {
+	t.Helper()
+	list, err := s.backend.ListBucket("bucket", nil, gofakes3.ListBucketPage{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, c := range list.Contents {
+		names = append(names, c.Key)
+	}
+	return strings.Join(names, " ")
 }
 
 // config writes a configuration file for the server, with more lines.

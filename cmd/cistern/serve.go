@@ -505,10 +505,17 @@ type mountStatus struct {
 }
 
 func (m *mountProcess) status() mountStatus {
+	health := m.store.metered.Health()
 	s := mountStatus{
 		Status: m.v.Status(), MountPoint: text(m.fs.Dir()), PID: os.Getpid(), Started: m.started.UTC(),
-		ObjectSize: m.v.ObjectSize(), StoreAvailable: m.store.metered.Health().Available,
+		ObjectSize: m.v.ObjectSize(), StoreAvailable: health.Available,
 		Requests: m.store.limits.Status(), Point: m.v.pinned(),
+	}
+	if !health.Available && s.StoreError == "" && health.LastError != nil {
+		// The engine learns of it when all attempts have failed, which takes minutes
+		// where each of them hangs.
+		since := health.Since.UTC()
+		s.StoreError, s.StoreSince = health.LastError.Error(), &since
 	}
 	if s.Unhealthy = unhealthy(&s.Status); s.Unhealthy == "" {
 		s.Unhealthy = s.Point.lapsed()
