@@ -36,6 +36,7 @@ type relayOptions struct {
 	failover     interval
 	unit         choice
 	size         int64
+	serve        serveOptions
 }
 
 func (a *app) binlogRelayCommand() *cobra.Command {
@@ -76,6 +77,7 @@ of the file that --config names. SIGTERM and SIGINT end the relay.`,
 	f.BoolVar(&r.pull.SemiSync, "semi-sync", false, "the source waits for the relay's acknowledgements")
 	f.Var(&r.ack, "ack", "when a group counts as received: durable on this disk, in the bucket, or not at all")
 	f.Var(&r.failover, "failover", "how long the source must be lost before another takes its place; 0: never")
+	r.serve.flags(f)
 	f.Var(&r.unit, "fragment-unit", "what the parts of an open group are counted in")
 	f.Int64Var(&r.size, "fragment-size", 0, "how many make a part that goes to the bucket before the group ends; 0: parts of 1 MiB")
 	return a.longCommand(c, func(ctx context.Context, c *cobra.Command, args []string) error {
@@ -124,7 +126,10 @@ func (a *app) relaySettings(c *cobra.Command, o *mountOptions, args []string) er
 	if err := (binlogfs.Fragment{Unit: binlogfs.FragmentUnit(r.unit.value), Size: r.size}).Validate(); err != nil {
 		return err
 	}
-	paths := []*string{&r.passwordFile, &r.pull.TLS.CA, &r.pull.TLS.Cert, &r.pull.TLS.Key, &o.dir}
+	paths := []*string{
+		&r.passwordFile, &r.pull.TLS.CA, &r.pull.TLS.Cert, &r.pull.TLS.Key, &o.dir,
+		&r.serve.users, &r.serve.cert, &r.serve.key, &r.serve.ca,
+	}
 	for _, p := range paths {
 		if *p == "" {
 			continue
@@ -139,6 +144,11 @@ func (a *app) relaySettings(c *cobra.Command, o *mountOptions, args []string) er
 	}
 	if err := r.pull.Validate(); err != nil {
 		return err
+	}
+	if r.serve.listen != "" {
+		if _, err := r.serve.options(); err != nil {
+			return err
+		}
 	}
 	if err := a.mountPaths(o); err != nil {
 		return err
@@ -169,6 +179,7 @@ type relayed struct {
 	relay *binlogfs.Relay
 	out   *slog.Logger
 
+	serving *serving // replicas; nil without --listen
 	showing context.CancelFunc
 	ended   chan struct{} // closed when showing has ended
 	told    bool          // why pulling ended is begin's error already
@@ -189,7 +200,11 @@ func (r *relayOptions) open(ctx context.Context, v *gateway.Volume, log *slog.Lo
 	if err != nil {
 		return nil, err
 	}
-	return &relayed{present: present{v}, dir: r.dir, log: l, relay: relay, out: log}, nil
+	rd := &relayed{present: present{v}, dir: r.dir, log: l, relay: relay, out: log}
+	if rd.serving, err = r.serveLog(ctx, rd); err != nil {
+		return nil, err
+	}
+	return rd, nil
 }
 
 func (r *relayed) calls(changed func(gateway.InodeID, string)) calls {
@@ -244,6 +259,7 @@ func (r *relayed) Close(ctx context.Context) error {
 	if r.told {
 		err = nil
 	}
+	err = errors.Join(err, r.serving.close())
 	if r.showing != nil {
 		r.showing()
 		<-r.ended

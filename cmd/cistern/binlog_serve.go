@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -160,3 +162,55 @@ func (v *serving) close() error {
 	<-v.ended
 	return v.err
 }
+
+// serveLog serves a relay's log to replicas; nil when it has no address for them.
+func (r *relayOptions) serveLog(ctx context.Context, rd *relayed) (*serving, error) {
+	if r.serve.listen == "" {
+		return nil, nil
+	}
+	o, err := r.serve.options()
+	if err != nil {
+		return nil, err
+	}
+	o.Archive, o.Keeper, o.Control, o.Logger, o.ServerID = rd.log, rd.log, relayControl{rd}, rd.out, r.pull.ServerID
+	if o.UUID, err = rd.log.UUID(ctx); err != nil {
+		return nil, err
+	}
+	o.Version = func() string { return rd.relay.Status().Server }
+	return startServing(r.serve.listen, o)
+}
+
+// relayControl is what clients of a relay's server see of the pulling.
+type relayControl struct{ r *relayed }
+
+// Status implements binlogfs.Control.
+func (c relayControl) Status() binlogfs.SourceStatus {
+	s := c.r.relay.Status()
+	out := binlogfs.SourceStatus{
+		Started: !s.Stopped, Connected: s.Connected, ServerID: s.ServerID, UUID: s.UUID, Error: s.LastError,
+		Read: binlogfs.Position{Epoch: s.Epoch, File: s.File, Offset: s.Offset},
+		Lag:  time.Duration(s.LagSeconds * float64(time.Second)), LagKnown: s.Connected, State: "Waiting for the source to send events",
+	}
+	if !s.Connected {
+		out.State = "Connecting to the source"
+	}
+	out.Host = s.Source
+	if host, port, err := net.SplitHostPort(s.Source); err == nil {
+		if n, err := strconv.Atoi(port); err == nil {
+			out.Host, out.Port = host, n
+		}
+	}
+	return out
+}
+
+// errRelayRuns is why a client can't stop, start or change the pulling.
+var errRelayRuns = errors.New("a relay pulls as long as its process runs, from the sources of its options: end or start the process, cistern binlog relay")
+
+// Start implements binlogfs.Control.
+func (relayControl) Start(context.Context) error { return errRelayRuns }
+
+// Stop implements binlogfs.Control.
+func (relayControl) Stop(context.Context) error { return errRelayRuns }
+
+// Change implements binlogfs.Control.
+func (relayControl) Change(context.Context, binlogfs.SourceChange) error { return errRelayRuns }
