@@ -54,38 +54,15 @@ the files, are encrypted too, unless --encrypt-names=false was given.`,
 		if err != nil {
 			return err
 		}
-		keys, err := a.keyRing()
-		if err != nil {
-			return err
-		}
 		if object.Bytes%4096 != 0 {
 			return usage(fmt.Errorf("--object-size %d: must be a multiple of 4096", object.Bytes))
 		}
-		s, err := a.openStore(ctx, u, true, nil)
-		if err != nil {
-			return err
-		}
-		if err := refuseForeignKeys(ctx, s, u); err != nil {
-			return err
-		}
-		// Before the probe, which writes: what is not empty is left as it is.
-		if page, err := s.List(ctx, "", "", 1); err == nil && len(page) == 0 {
-			if err := objstore.Probe(ctx, s.bare()); err != nil {
-				return err
-			}
-		}
-		doc, err := gateway.Format(ctx, gateway.FormatOptions{
-			Store: s, URL: u.String(), ObjectSize: object.Bytes, QuotaBytes: quota.Bytes, Retention: retention.d,
-			UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Owner: gateway.HostOwner(""),
-			Compress: compress.value, Keys: keys, PlainNames: !names,
+		doc, err := a.format(ctx, u, gateway.FormatOptions{
+			ObjectSize: object.Bytes, QuotaBytes: quota.Bytes, Retention: retention.d, Compress: compress.value, PlainNames: !names,
 		})
-		if errors.Is(err, gateway.ErrExist) || errors.Is(err, gateway.ErrInvalid) {
-			return usage(err)
-		}
 		if err != nil {
 			return err
 		}
-		a.warnOfBucket(ctx, s)
 		if asJSON {
 			return a.printJSON(volumeDocOf(u, doc))
 		}
@@ -98,6 +75,42 @@ the files, are encrypted too, unless --encrypt-names=false was given.`,
 		}
 		return a.say("%s is volume %s, with objects of %s%s", u, doc.ID, size(doc.ObjectSize), how)
 	})
+}
+
+// format makes a volume at u, in a store that has passed the probe.
+func (a *app) format(ctx context.Context, u objstore.URL, o gateway.FormatOptions) (*metadata.VolumeDoc, error) {
+	keys, err := a.keyRing()
+	if err != nil {
+		return nil, err
+	}
+	s, err := a.openStore(ctx, u, true, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := refuseForeignKeys(ctx, s, u); err != nil {
+		return nil, err
+	}
+	// Before the probe, which writes: what is not empty is left as it is.
+	page, err := s.List(ctx, "", "", 1)
+	if err != nil {
+		return nil, fmt.Errorf("look whether %s is empty: %w", u, err)
+	}
+	if len(page) == 0 {
+		if err := objstore.Probe(ctx, s.bare()); err != nil {
+			return nil, err
+		}
+	}
+	o.Store, o.URL, o.Keys = s, u.String(), keys
+	o.UID, o.GID, o.Owner = uint32(os.Geteuid()), uint32(os.Getegid()), gateway.HostOwner("")
+	doc, err := gateway.Format(ctx, o)
+	if errors.Is(err, gateway.ErrExist) || errors.Is(err, gateway.ErrInvalid) {
+		return nil, usage(err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	a.warnOfBucket(ctx, s)
+	return doc, nil
 }
 
 // formatted is what format tells a program.
