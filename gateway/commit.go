@@ -199,7 +199,7 @@ func (v *Volume) publishCommit(ctx context.Context, b *built) error {
 	case e == nil:
 		return fmt.Errorf("%w: %s was refused as taken and is not there", ErrStore, key)
 	case e.seal != nil:
-		err = fmt.Errorf("%w: epoch %d of %s was sealed for epoch %d; what this mount acknowledged after commit %s stays in its journal, which the next mount with this state directory sets aside",
+		err = fmt.Errorf("%w: epoch %d of %s was sealed for epoch %d; what this mount acknowledged after commit %s is kept for `cistern salvage`",
 			ErrFenced, b.c.Epoch, v.opt.URL, e.seal.Epoch, v.head.CommitID)
 	default:
 		err = fmt.Errorf("%w: %s holds a commit that this process did not write", ErrFenced, key)
