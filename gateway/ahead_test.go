@@ -106,3 +106,26 @@ func TestVolume_Close_ManifestDueAndBucketAway(t *testing.T) {
 		mustClose(t, v)
 	})
 }
+
+// Every reign since the last manifest costs a mount from the bucket alone some
+// requests: they stay few, however little each of them commits.
+func TestVolume_Close_ManyReigns_LeaveAManifest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		f := files{}
+		for i := range 3 * manifestEpochs {
+			v := l.mustMount(live)
+			f.put(t, v, "a", l.noise(100), 10*i)
+			mustClose(t, v)
+			v = l.mustMount(live)
+			if behind := v.head.Epoch - v.head.Manifest.Epoch; behind > manifestEpochs {
+				t.Fatalf("%d reigns since the last manifest", behind)
+			}
+			mustClose(t, v)
+		}
+		v := l.mustMount(live)
+		wantFiles(t, v, f, "afterwards")
+		wantCheckClean(t, v)
+		mustClose(t, v)
+	})
+}

@@ -39,11 +39,15 @@ func loadManifest(ctx context.Context, s objstore.Store, id metadata.CommitID) (
 	return m, doc, err
 }
 
-// ManifestDue says whether enough was committed for another manifest.
+// ManifestDue says whether enough was committed, or by enough reigns, for another
+// manifest: a mount without a state directory pays for each of them.
 func (v *Volume) ManifestDue() bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	s := &v.sinceManifest
+	if v.head.Epoch >= v.head.Manifest.Epoch+manifestEpochs {
+		return true
+	}
 	return s.commits >= manifestCommits || s.bytes >= min(manifestBytes, max(manifestLeast, s.size/2))
 }
 

@@ -106,7 +106,8 @@ const (
 	minOwnObject    = 256 << 10 // a slot gets an object of its own from here on
 	segmentTarget   = 8 << 20   // bytes at which a commit starts another segment
 	bulkCommit      = 64 << 20  // bytes of large writes with which a commit begins before its time
-	manifestCommits = 1000      // commits after which a manifest is written
+	manifestCommits = 1000      // commits after which a manifest is written,
+	manifestEpochs  = 16        // or reigns,
 	manifestLeast   = 4 << 20   // or bytes of commit documents: half of the last manifest's,
 	manifestBytes   = 64 << 20  // within these bounds
 	maxDocument     = 256 << 20 // bytes of any JSON document
