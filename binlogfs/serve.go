@@ -214,8 +214,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 // their dialect by it.
 func (s *Server) sourceVersion() string {
 	if s.opt.Version != nil {
-		if v := s.opt.Version(); v != "" {
-			return v
+		if v := strings.TrimPrefix(s.opt.Version(), compatible); v != "" {
+			return v // a greeting's compatible version is not part of it
 		}
 	}
 	files := s.opt.Archive.Files()
@@ -229,11 +229,13 @@ func (s *Server) sourceVersion() string {
 
 func (s *Server) flavor() Flavor { return flavorOf(s.sourceVersion()) }
 
-// announced is the version in the protocol's greeting. MariaDB before 11 puts
-// MySQL's last compatible version before its own.
+// compatible is what MariaDB before 11 puts before its version in a greeting.
+const compatible = "5.5.5-"
+
+// announced is the version in the protocol's greeting.
 func announced(version string) string {
 	if flavorOf(version) == MariaDB && strings.HasPrefix(version, "10.") {
-		return "5.5.5-" + version
+		return compatible + version
 	}
 	return version
 }

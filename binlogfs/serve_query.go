@@ -46,8 +46,15 @@ func row(names []string, values []any) (*mysql.Result, error) {
 	return rows(names, [][]any{values})
 }
 
-// rows is a result.
+// rows is a result. The library takes an empty string for NULL, but not empty bytes.
 func rows(names []string, values [][]any) (*mysql.Result, error) {
+	for _, r := range values {
+		for i, v := range r {
+			if v == "" {
+				r[i] = []byte{}
+			}
+		}
+	}
 	r, err := mysql.BuildSimpleTextResultset(names, values)
 	if err != nil {
 		return nil, fmt.Errorf("build a result: %w", err)

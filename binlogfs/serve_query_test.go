@@ -73,6 +73,22 @@ func TestServer_Query_Answers(t *testing.T) {
 	}
 }
 
+func TestServer_Query_EmptyIsNotNull(t *testing.T) {
+	_, addr := serveLog(t, ServerOptions{Archive: recordedLog(t, "m1011"), Version: func() string { return "5.5.5-10.11.6-MariaDB" }})
+	r, err := dial(t, addr, "repl", "other").Execute("SELECT '', NULL, VERSION()")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []bool{false, true, false} {
+		if null, err := r.IsNull(0, i); err != nil || null != want {
+			t.Errorf("column %d is NULL: %v, %v", i, null, err)
+		}
+	}
+	if v, err := r.GetString(0, 2); err != nil || v != "10.11.6-MariaDB" {
+		t.Errorf("version %q, %v", v, err)
+	}
+}
+
 func mustState(t testing.TB, f *FileInfo) *GTIDState {
 	t.Helper()
 	s, err := stateAfter(f)
