@@ -64,9 +64,9 @@ type identity struct {
 
 // Position is a place in the archive.
 type Position struct {
-	Epoch  uint32
-	File   string
-	Offset int64
+	Epoch  uint32 `json:"epoch"`
+	File   string `json:"file"`
+	Offset int64  `json:"offset"`
 }
 
 // LogOptions say how a Log works.

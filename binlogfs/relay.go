@@ -99,6 +99,8 @@ type RelayStatus struct {
 	Files   int             `json:"files"`
 	Bytes   int64           `json:"bytes"` // of all files
 	Pending []PendingStatus `json:"pending"`
+	// Replicas are those of the server beside the relay, whoever runs it.
+	Replicas []Replica `json:"replicas"`
 }
 
 // PendingStatus is a group that is under way: nobody sees it before it is whole.

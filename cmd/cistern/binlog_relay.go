@@ -213,6 +213,16 @@ func (r *relayed) calls(changed func(gateway.InodeID, string)) calls {
 	return l
 }
 
+// status is how the relay is, with the replicas that it serves.
+func (r *relayed) status() binlogfs.RelayStatus {
+	s := r.relay.Status()
+	s.Replicas = []binlogfs.Replica{}
+	if r.serving != nil {
+		s.Replicas = append(s.Replicas, r.serving.Replicas()...)
+	}
+	return s
+}
+
 // firstTry is how long a relay that begins waits for its source.
 const firstTry = 5 * time.Second
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -200,6 +201,50 @@ func TestBinlogRelay_SemiSyncKillsAndLargeTransaction_FilesIdentical(t *testing.
 	}
 	if out, err := harness.Run(t.Context(), "", r.binary, "check", r.url, "--data"); err != nil {
 		t.Errorf("check: %v\n%s", err, out)
+	}
+}
+
+// The basic story: a primary, the relay, and a replica that knows only the relay.
+func TestBinlogRelay_ReplicaBehindIt_TablesEqual(t *testing.T) {
+	testenv.Long(t)
+	s, replica := dbtest.Start(t, dbtest.MariaDB1011), dbtest.Start(t, dbtest.MariaDB1011)
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, port, err := net.SplitHostPort(free.Addr().String())
+	if err == nil {
+		err = free.Close()
+	}
+	users := filepath.Join(testenv.TempDir(t), "users")
+	if err == nil {
+		err = os.WriteFile(users, []byte("down:native:read:stream-secret\n"), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRelayTest(t, s, "--listen", net.JoinHostPort(host, port), "--users-file", users)
+	r.start(t)
+	replica.Exec(t, fmt.Sprintf("change master to master_host='%s', master_port=%s, master_user='down', master_password='stream-secret', "+
+		"master_connect_retry=1, master_use_gtid=slave_pos", host, port), "start slave")
+	s.Exec(t, "create database d", "create table d.t (i int primary key auto_increment, s varchar(100))", "insert into d.t(s) values ('one'),('two')",
+		"insert into d.t(s) select s from d.t", "create table d.u as select * from d.t", "flush binary logs", "update d.t set s='changed' where i=1")
+	pos := s.Rows(t, "select @@gtid_binlog_pos")[0][0]
+	if got := replica.Rows(t, "select master_gtid_wait('"+pos+"', 120)")[0][0]; got != "0" {
+		t.Fatalf("the replica did not reach %s: %v", pos, replica.Rows(t, "show slave status"))
+	}
+	for _, table := range []string{"d.t", "d.u"} {
+		if want, got := s.Rows(t, "checksum table "+table), replica.Rows(t, "checksum table "+table); want[0][1] != got[0][1] {
+			t.Errorf("%s: %v at the replica, %v at the primary", table, got, want)
+		}
+	}
+	st := r.caughtUp(t)
+	if len(st.Replicas) != 1 || st.Replicas[0].ServerID != uint32(replica.ID) || !st.Replicas[0].GTID || st.Replicas[0].User != "down" {
+		t.Errorf("replicas: %+v", st.Replicas)
+	}
+	out, err := harness.Run(t.Context(), "", r.binary, "binlog", "status", r.url)
+	if err != nil || !strings.Contains(out, fmt.Sprintf("server id %d at ", replica.ID)) {
+		t.Errorf("%s: %v", out, err)
 	}
 }
 

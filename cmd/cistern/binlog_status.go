@@ -18,7 +18,7 @@ func (a *app) binlogStatusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "status <vol>", Short: "Show how a running relay is", Args: cobra.ExactArgs(1),
 		Long: `Shows a relay of this machine: its source, how far it has come, which groups are
-under way, and its last error. The exit status is 1 when it has stopped.`,
+under way, its replicas, and its last error. The exit status is 1 when it has stopped.`,
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
@@ -70,7 +70,24 @@ func writeRelayStatus(w io.Writer, s *binlogfs.RelayStatus) {
 	for _, p := range s.Pending {
 		row("pending", "%s from %s:%d on, %s in %d parts, %d events", orDash(p.GTID), p.File, p.Offset, size(p.Bytes), p.Fragments, p.Events)
 	}
+	for i := range s.Replicas {
+		row("replica", "%s", replicaText(&s.Replicas[i]))
+	}
 	row("last error", "%s", orDash(s.LastError))
+}
+
+// replicaText is a replica in a line.
+func replicaText(r *binlogfs.Replica) string {
+	state := "reading"
+	if r.Waiting {
+		state = "has everything"
+	}
+	text := fmt.Sprintf("server id %d at %s, user %s, since %s, sent up to %06d/%s:%d, %s",
+		r.ServerID, r.Address, r.User, r.Since.UTC().Format(time.RFC3339), r.Sent.Epoch, orDash(r.Sent.File), r.Sent.Offset, state)
+	if r.SemiSync {
+		text += fmt.Sprintf(", acknowledged up to %06d/%s:%d", r.Acked.Epoch, orDash(r.Acked.File), r.Acked.Offset)
+	}
+	return text
 }
 
 // relayCollector shows a relay's status as metrics.
@@ -107,6 +124,7 @@ func newRelayCollector(status func() binlogfs.RelayStatus) *relayCollector {
 	add(gauge, "published_offset_bytes", "Published end in the last file.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Offset) })
 	add(gauge, "files", "Files of the archive.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Files) })
 	add(gauge, "bytes", "Bytes of the archive.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Bytes) })
+	add(gauge, "replicas", "Replicas that are connected.", func(s *binlogfs.RelayStatus) float64 { return float64(len(s.Replicas)) })
 	add(gauge, "pending_groups", "Groups that are under way.", func(s *binlogfs.RelayStatus) float64 { return float64(len(s.Pending)) })
 	add(gauge, "pending_bytes", "Bytes in the volume of groups that are under way.", func(s *binlogfs.RelayStatus) float64 {
 		total := int64(0)

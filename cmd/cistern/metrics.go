@@ -36,7 +36,7 @@ func (m *mountProcess) serveMetrics(l net.Listener, reg *prometheus.Registry) (f
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), newStatusCollector(m.v.Status),
 	}
 	if m.relay != nil {
-		all = append(all, newRelayCollector(m.relay.relay.Status))
+		all = append(all, newRelayCollector(m.relay.status))
 	}
 	for _, c := range all {
 		if err := reg.Register(c); err != nil {
