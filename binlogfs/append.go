@@ -184,13 +184,24 @@ func (a *Appender) leave(ctx context.Context) error {
 // create begins a file.
 func (a *Appender) create(ctx context.Context, name string) error {
 	l := a.l
+	give, err := l.takeNames(ctx)
+	if err != nil {
+		return err
+	}
+	defer give()
 	l.mu.Lock()
 	epoch := l.ident.Sources[len(l.ident.Sources)-1].Epoch
 	names := append(l.namesLocked(epoch), name)
 	l.mu.Unlock()
 	a.t = newTracker(epoch, name)
 	a.file = path.Join(l.opt.Dir, epochDir(epoch), name)
-	err := l.t.create(ctx, a.file, modeFile)
+	err = l.t.create(ctx, a.file, modeFile)
+	if errors.Is(err, gateway.ErrExist) {
+		// An attempt that failed before the list knew of the file left it empty.
+		if size, serr := l.t.size(ctx, a.file); serr == nil && size == 0 {
+			err = nil
+		}
+	}
 	if err == nil {
 		err = l.saveIndex(ctx, epoch, names)
 	}

@@ -416,3 +416,93 @@ func TestLog_Purge_KeepsWhatIsNeededAndTheLast(t *testing.T) {
 		t.Errorf("left %q, %v", names, err)
 	}
 }
+
+func TestAppender_Rotate_EmptyFileOfAFailedAttempt(t *testing.T) {
+	p := newPlace(t)
+	l := p.log()
+	a := p.appender(l)
+	s := recordedStream(t, "m1011")
+	if err := l.t.create(t.Context(), "logs/000001/"+s.names[0], modeFile); err != nil {
+		t.Fatal(err)
+	}
+	if err := feed(t.Context(), a, s.from(t, "", 4), never); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.check(t, l, true)
+}
+
+func TestLog_Purge_Failed_TheFileStaysListed(t *testing.T) {
+	p := newPlace(t)
+	l := p.log()
+	a := p.appender(l)
+	s := recordedStream(t, "m1011")
+	if err := feed(t.Context(), a, s.from(t, "", 4), never); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.kill() // the log's volume takes nothing any more
+	if gone, err := l.Purge(t.Context(), 1, s.names[1]); err == nil || len(gone) != 0 || len(l.Files()) != 2 {
+		t.Errorf("purged %v of a dead volume, %v; listed %d", gone, err, len(l.Files()))
+	}
+	if files := p.log().Files(); len(files) != 2 {
+		t.Errorf("%d files afterwards", len(files))
+	}
+}
+
+// The index names exactly the files that there are, whatever the appender and a
+// purge do at the same time.
+func TestLog_Purge_WhileFilesAreAdded_IndexIsRight(t *testing.T) {
+	p := newPlace(t)
+	l := p.log()
+	a := p.appender(l)
+	s := recordedStream(t, "m1011")
+	first, second := s.from(t, s.names[0], 4), s.from(t, s.names[1], 4)
+	first = first[:len(first)-len(second)]
+	done := make(chan error)
+	stop := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			if _, err := l.Purge(context.Background(), 1, "mysql-bin.999999"); err != nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	err := feed(t.Context(), a, first, never)
+	if err == nil {
+		err = feed(t.Context(), a, second, never)
+	}
+	for i := 3; i < 30 && err == nil; i++ {
+		// Further files that hold nothing but their beginning.
+		if err = a.Rotate(t.Context(), fmt.Sprintf("mysql-bin.%06d", i), 4); err == nil {
+			fde := s.bodies[0][4 : 4+binary.LittleEndian.Uint32(s.bodies[0][13:])]
+			_, err = a.Event(t.Context(), int64(len(fde)), bytes.NewReader(fde))
+		}
+	}
+	close(stop)
+	if perr := <-done; err != nil || perr != nil {
+		t.Fatal(err, perr)
+	}
+	if err := a.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var want strings.Builder
+	for _, f := range l.Files() {
+		fmt.Fprintf(&want, "./%s\n", f.Name)
+	}
+	index, err := readFile(t.Context(), l.t, "logs/000001/binlog.index", 1<<16)
+	if err != nil || string(index) != want.String() {
+		t.Errorf("index %q, want %q: %v", index, want.String(), err)
+	}
+}

@@ -92,8 +92,10 @@ type Log struct {
 	last    *GTIDState  // at end
 	end     Position    // published, and as durable as Ack asks
 	changed chan struct{}
-	needs   map[any]Position // what readers still need, by reader
-	marks   []KeepMark       // by name
+	// naming holds a token of who changes which files there are: see takeNames.
+	naming chan struct{}
+	needs  map[any]Position // what readers still need, by reader
+	marks  []KeepMark       // by name
 
 	marking sync.Mutex // one change of marks at a time; taken before mu, and held over the volume's journal
 }
@@ -116,7 +118,7 @@ func OpenLog(ctx context.Context, v *gateway.Volume, o LogOptions) (*Log, error)
 	if err := o.Fragment.Validate(); err != nil {
 		return nil, err
 	}
-	l := &Log{t: VolumeTree{v}, opt: o, changed: make(chan struct{}), needs: map[any]Position{}}
+	l := &Log{t: VolumeTree{v}, opt: o, changed: make(chan struct{}), naming: make(chan struct{}, 1), needs: map[any]Position{}}
 	if err := l.t.mkdirAll(ctx, o.Dir); err != nil {
 		return nil, err
 	}
@@ -461,21 +463,50 @@ func (l *Log) Done(reader any) {
 func (l *Log) Purge(ctx context.Context, epoch uint32, name string) ([]*FileInfo, error) {
 	var gone []*FileInfo
 	for {
-		f, left := l.purgeable(epoch, name)
-		if f == nil {
-			return gone, nil
-		}
-		file := path.Join(l.opt.Dir, f.Path())
-		// The index first: it must not name what is not there.
-		if err := l.saveIndex(ctx, f.Epoch, left); err != nil {
+		f, err := l.purgeOne(ctx, epoch, name)
+		if f == nil || err != nil {
 			return gone, err
 		}
-		for _, n := range []string{file, file + catalogueSuffix} {
-			if err := l.t.remove(ctx, n); err != nil {
-				return gone, err
-			}
-		}
 		gone = append(gone, f)
+	}
+}
+
+// purgeOne deletes the oldest file, if it may go; nil when it may not. After an
+// error the file counts as there, and the next purge tries again.
+func (l *Log) purgeOne(ctx context.Context, epoch uint32, name string) (*FileInfo, error) {
+	give, err := l.takeNames(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer give()
+	f, left := l.purgeable(epoch, name)
+	if f == nil {
+		return nil, nil
+	}
+	file := path.Join(l.opt.Dir, f.Path())
+	// The index first: it must not name what is not there.
+	err = l.saveIndex(ctx, f.Epoch, left)
+	for _, n := range []string{file, file + catalogueSuffix} {
+		if err == nil {
+			err = l.t.remove(ctx, n)
+		}
+	}
+	if err != nil {
+		l.mu.Lock()
+		l.files = append([]*FileInfo{f}, l.files...)
+		l.mu.Unlock()
+	}
+	return f, err
+}
+
+// takeNames waits until nobody else changes which files there are: the list and
+// binlog.index change together. The function it returns gives that up.
+func (l *Log) takeNames(ctx context.Context) (give func(), err error) {
+	select {
+	case l.naming <- struct{}{}:
+		return func() { <-l.naming }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 }
 
