@@ -164,7 +164,7 @@ func (v *Volume) Collect(ctx context.Context, dryRun bool) (Collected, error) {
 		switch {
 		case d.State == metadata.DeadCondemned:
 			condemned = append(condemned, d)
-		case now-d.Time < retention || shared[d.Key] || pinned(pins, &d, now):
+		case retention > 0 && now-d.Time < retention || shared[d.Key] || pinned(pins, &d, now):
 			out.Kept++
 		case len(fresh) < v.opt.Collect.Batch:
 			fresh = append(fresh, d)

@@ -540,3 +540,18 @@ func TestVolume_CollectOrphans_LapsedPins(t *testing.T) {
 		mustClose(t, v)
 	})
 }
+
+// Without a retention what has just died may go at once.
+func TestVolume_Collect_NoRetention_NeedsNoAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(nil)
+		time.Sleep(time.Second) // since the lease was taken, by which ages go
+		_, _, now := someDead(t, l, v)
+		if c, err := v.Collect(bg, false); err != nil || c.Things == 0 || c.Kept != 0 {
+			t.Errorf("%+v, %v", c, err)
+		}
+		wantFiles(t, v, now, "afterwards")
+		mustClose(t, v)
+	})
+}

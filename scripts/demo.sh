@@ -105,7 +105,7 @@ mount_volume
 grep " $mnt " /proc/self/mounts
 
 say "MariaDB on it, and $rows rows of TPC-H's lineitem"
-mariadb-install-db --no-defaults --datadir="$mnt/mysql" --auth-root-authentication-method=normal \
+TMPDIR="$work/run" mariadb-install-db --no-defaults --datadir="$mnt/mysql" --auth-root-authentication-method=normal \
 	--skip-test-db --skip-name-resolve "${server_options[@]}" >"$work/install.log" 2>&1 ||
 	fail "the data directory can't be made" "$work/install.log" "$work/mount.log"
 start_mariadb

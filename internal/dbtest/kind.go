@@ -152,8 +152,16 @@ func (k Kind) install(fetched, data string) error {
 			return err
 		}
 	}
-	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w\n%s", err, out)
+	// A server that starts deletes the temporary tables in its TMPDIR, also those
+	// of others.
+	tmp, err := os.MkdirTemp("", "cst-")
+	if err != nil {
+		return err
 	}
-	return nil
+	c.Env = append(os.Environ(), "TMPDIR="+tmp)
+	out, err := c.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w\n%s", err, out)
+	}
+	return errors.Join(err, os.RemoveAll(tmp))
 }

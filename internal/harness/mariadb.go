@@ -56,6 +56,9 @@ func (m *MariaDB) errorLog() string { return filepath.Join(m.RunDir, "error.log"
 // without a password.
 func (m *MariaDB) Install(ctx context.Context) error {
 	argv := []string{
+		// A server that starts deletes the temporary tables in its TMPDIR, also
+		// those of others.
+		"env", "TMPDIR=" + m.RunDir,
 		"mariadb-install-db", "--no-defaults",
 		"--datadir=" + m.DataDir,
 		"--auth-root-authentication-method=normal",
