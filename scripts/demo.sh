@@ -95,7 +95,7 @@ say "Packages and programs"
 PATH=$PATH:/usr/sbin:/sbin
 scripts/install-deps.sh
 if [[ $rows -lt 100000 ]]; then fail "ROWS must be at least 100000"; fi
-go build -o "$cistern" ./cmd/cistern
+make -s --no-print-directory build
 go build -o "$work/bench" ./bench
 mkdir -p "$bucket" "$mnt" "$work/run"
 

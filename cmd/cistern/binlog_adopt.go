@@ -36,7 +36,7 @@ Encrypted files are refused.`,
 	dir := dirFlag(c)
 	c.Flags().StringVar(&o.UUID, "uuid", "", "the MySQL server's server_uuid; by default that of auto.cnf beside the logs")
 	c.Flags().BoolVar(&o.NewEpoch, "new-epoch", false, "begin an epoch: the archive holds another server's log")
-	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume from an owner that is dead")
+	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume at once from its owner, which is fenced if it lives")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		at, err := cleanPath(*dir)

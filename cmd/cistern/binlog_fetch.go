@@ -38,7 +38,7 @@ Files of several epochs go into a directory for each.`,
 		}
 		dir := args[0]
 		if st, err := os.Stat(dir); err != nil {
-			return usage(localError(dir, err))
+			return usage(fmt.Errorf("%w: the directory must be there", localError(dir, err)))
 		} else if !st.IsDir() {
 			return usage(fmt.Errorf("%s is not a directory", dir))
 		}

@@ -24,7 +24,7 @@ or <file>:<offset>.`,
 	dir := dirFlag(c)
 	c.Flags().BoolVarP(&list, "list", "l", false, "list the marks")
 	c.Flags().BoolVar(&remove, "delete", false, "delete the mark")
-	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume from an owner that is dead")
+	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume at once from its owner, which is fenced if it lives")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		at, err := cleanPath(*dir)

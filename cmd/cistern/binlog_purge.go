@@ -32,7 +32,7 @@ machine it is done there, else this command owns the volume while it runs.`,
 	c.Flags().IntVar(&p.KeepFiles, "keep-files", 0, "all but so many of the last files")
 	c.Flags().Var(&keep, "keep-size", "the oldest files, until the rest has at most so many bytes")
 	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be deleted")
-	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume from an owner that is dead")
+	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume at once from its owner, which is fenced if it lives")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		at, err := cleanPath(*dir)

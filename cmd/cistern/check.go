@@ -45,7 +45,7 @@ written just now. At a past commit, uploads that no commit names are not counted
 	}
 	c.Flags().BoolVar(&data, "data", false, "read and verify every byte")
 	c.Flags().BoolVar(&repair, "repair", false, "mend what can be mended safely")
-	c.Flags().BoolVar(&takeover, "takeover", false, "with --repair: take the volume from an owner that is dead")
+	c.Flags().BoolVar(&takeover, "takeover", false, "with --repair: take the volume at once from its owner, which is fenced if it lives")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		open := func() (service, target, error) { return a.reader(ctx, args[0]) }

@@ -27,7 +27,7 @@ replaces one of that name. If the path is a directory, or ends with a slash,
 the copy goes into it under its own name.`,
 	}
 	c.Flags().BoolVarP(&parents, "parents", "p", false, "make missing directories of the path")
-	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume from an owner that is dead")
+	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume at once from its owner, which is fenced if it lives")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		from, to := args[1], args[2]
 		name, err := cleanPath(to)

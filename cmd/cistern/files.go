@@ -313,7 +313,7 @@ func (a *app) rmCommand() *cobra.Command {
 	var recursive, takeover bool
 	c := &cobra.Command{Use: "rm <vol> <path…>", Short: "Remove files of a volume", Args: cobra.MinimumNArgs(2)}
 	c.Flags().BoolVarP(&recursive, "recursive", "r", false, "directories with all below them")
-	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume from an owner that is dead")
+	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume at once from its owner, which is fenced if it lives")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		names, err := paths(args[1:])
 		if err != nil {

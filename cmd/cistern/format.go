@@ -138,11 +138,12 @@ func (a *app) destroyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "destroy <url>", Short: "Delete a volume and everything in it", Args: cobra.ExactArgs(1),
 		Long: `Deletes everything that a volume has in its bucket, after its URL was typed or
---yes was given. A volume that has an owner is left alone, and so is one that a
-clone uses. Its default state directory on this machine goes with it.`,
+--yes was given. It needs no encryption key. A volume that has an owner is left
+alone, and so is one that has a pin or snapshot without an end. Its default state
+directory on this machine goes with it.`,
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "don't ask")
-	c.Flags().BoolVar(&takeover, "takeover", false, "although the owner, which is dead, did not give it back")
+	c.Flags().BoolVar(&takeover, "takeover", false, "although it has an owner, which is fenced if it lives")
 	c.Flags().BoolVar(&force, "force", false, "although something is pinned")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		t, err := a.resolve(args[0])

@@ -68,8 +68,15 @@ func (i *interval) Set(s string) error {
 	return nil
 }
 
-func (i *interval) String() string { return i.d.String() }
-func (i *interval) Type() string   { return "time" }
+// String is empty for zero, so that the help shows no default that is none.
+func (i *interval) String() string {
+	if i.d == 0 {
+		return ""
+	}
+	return i.d.String()
+}
+
+func (i *interval) Type() string { return "time" }
 
 // leastBandwidth is the least that a mount can be limited to, in bytes per
 // second: with less no commit is done in time.
@@ -167,8 +174,8 @@ func (o *mountOptions) flags(f *pflag.FlagSet) {
 	f.Var(&o.upload, "upload-limit", "bytes of bodies stored in a second (default: no limit)")
 	f.Var(&o.download, "download-limit", "bytes of bodies read in a second (default: no limit)")
 	f.Var(&o.limit, "limit-reached", "what writers get when journal or memory is full")
-	f.Var(&o.wait, "wait", "how long to wait for an owner, also one that renews its lease; 0: fail at once")
-	f.BoolVar(&o.takeover, "takeover", false, "take the volume from an owner that is dead")
+	f.Var(&o.wait, "wait", "how long to wait for an owner, also one that renews its lease; 0: fail at once (default: 15s of an owner that is silent)")
+	f.BoolVar(&o.takeover, "takeover", false, "take the volume at once from its owner, which is fenced if it lives")
 	f.BoolVar(&o.lostJournal, "accept-lost-journal", false, "mount although the journal is lost, and what only it had")
 	f.Var(&o.leaseLost, "on-lease-lost", "what writers do while the lease can't be renewed")
 	f.StringVar(&o.metrics, "metrics-addr", "", "serve /metrics and /healthz on this host:port")

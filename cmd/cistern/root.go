@@ -42,7 +42,7 @@ found, 5 the store can't be reached.`,
 	}
 	c.SetFlagErrorFunc(badUsage)
 	c.SuggestionsMinimumDistance = 2
-	c.PersistentFlags().StringVar(&a.configFlag, "config", "", "INI file with settings, in sections [mount], [S3], [GCS] and [Encryption]")
+	c.PersistentFlags().StringVar(&a.configFlag, "config", "", "INI file with settings, in sections [mount], [relay], [ObjectStorage], [S3], [GCS] and [Encryption]")
 	c.PersistentFlags().StringArrayVar(&a.keyFiles, "encrypt-key-file", nil, "file with an encrypted volume's key; several times when keys were changed, the one to write with first")
 	c.AddCommand(
 		a.formatCommand(), a.mountCommand(), a.umountCommand(), a.handoverCommand(), a.salvageCommand(), a.statusCommand(), a.topCommand(), a.syncCommand(),

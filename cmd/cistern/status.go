@@ -149,7 +149,11 @@ func writeMountStatus(w io.Writer, s *mountStatus) {
 	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
 	row("volume", "%s", s.Volume)
 	row("url", "%s", s.URL)
-	row("mounted", "on %s since %s, process %d", s.MountPoint.shown(), s.Started.Format(time.RFC3339), s.PID)
+	on := "on " + s.MountPoint.shown()
+	if s.MountPoint == "" {
+		on = "on no directory: served"
+	}
+	row("mounted", "%s since %s, process %d", on, s.Started.Format(time.RFC3339), s.PID)
 	row("state", "%s", s.StateDir)
 	row("health", "%s", healthText(s))
 	row("durability", "%s", s.Durability)

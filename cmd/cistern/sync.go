@@ -221,7 +221,7 @@ few minutes. Of a volume that is not mounted on this machine the command takes
 the lease while it runs, for --dry-run too.`,
 	}
 	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be deleted")
-	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume from an owner that is dead")
+	c.Flags().BoolVar(&takeover, "takeover", false, "take the volume at once from its owner, which is fenced if it lives")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		s, _, err := a.writer(ctx, args[0], takeover)

@@ -76,6 +76,17 @@ func TestApply_FlagBeatsEnvironmentBeatsFile(t *testing.T) {
 	}
 }
 
+// One file serves all commands: each takes its own section and leaves the others.
+func TestApply_EachCommandTakesItsSection(t *testing.T) {
+	file := []byte("[mount]\ncache-size = 3M\n[relay]\ncache-size = 5M\n[ObjectStorage]\na = 1\n[S3]\nb = 1\n[GCS]\nc = 1\n[Encryption]\nd = 1\n")
+	for section, want := range map[string]int64{"mount": 3 << 20, "relay": 5 << 20} {
+		f, size := flags()
+		if err := Apply(f, none, "c.ini", file, section, "config"); err != nil || size.Bytes != want {
+			t.Errorf("[%s]: %d, %v; want %d", section, size.Bytes, err, want)
+		}
+	}
+}
+
 func TestApply_BadInput_NamesKeyValueReason(t *testing.T) {
 	for text, want := range map[string]string{
 		"[mount]\ncache_size = 64x\n":               `c.ini: [mount] cache_size = "64x": unknown unit`,

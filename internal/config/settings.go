@@ -83,7 +83,9 @@ func Section(path string, text []byte, section string, keys []string, lookup fun
 }
 
 // sections are those that a file may have: one file serves all commands.
-func sections() []string { return []string{"mount", "ObjectStorage", "S3", "GCS", "Encryption"} }
+func sections() []string {
+	return []string{"mount", "relay", "ObjectStorage", "S3", "GCS", "Encryption"}
+}
 
 // readSection returns a section's keys, with _ between their words.
 func readSection(path string, text []byte, section string, lookup func(string) (string, bool)) (map[string]string, error) {
