@@ -166,7 +166,7 @@ func (a *app) sourcePassword(file string) func() (string, error) {
 			password, _ := a.lookup(sourcePasswordVariable)
 			return password, nil
 		}
-		text, err := readSmall(file)
+		text, err := readSecret("password file", file)
 		return strings.TrimRight(string(text), "\r\n"), err
 	}
 }

@@ -47,7 +47,7 @@ func (o *serveOptions) options() (s binlogfs.ServerOptions, err error) {
 	if o.most < 1 {
 		return s, errors.New("--max-connections must be at least 1")
 	}
-	text, err := readSmall(o.users)
+	text, err := readSecret("users file", o.users)
 	if err != nil {
 		return s, err
 	}

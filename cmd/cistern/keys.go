@@ -20,8 +20,8 @@ const (
 	// sectionEncryption is the section of settings for encrypted volumes.
 	sectionEncryption = "Encryption"
 
-	// maxKeyFile bounds a file with a key, in bytes.
-	maxKeyFile = 4 << 10
+	// maxSecret bounds a file with a key, a password or users, in bytes.
+	maxSecret = 1 << 20
 )
 
 // keyRing reads the encryption keys, once: those of --encrypt-key-file, else of
@@ -72,23 +72,32 @@ func (a *app) keyFileNames() ([]string, error) {
 	return filepath.SplitList(set["key_file"]), nil
 }
 
-// readKeyFile reads one key from a file that only its owner may read.
-func readKeyFile(name string) (*blockcodec.Key, error) {
+// readSecret reads a file that only its owner may get at; what says what it holds.
+func readSecret(what, name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return nil, fmt.Errorf("encryption key: %w", localError(name, err))
+		return nil, fmt.Errorf("%s: %w", what, localError(name, err))
 	}
 	defer f.Close() // only read
 	st, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("encryption key: %w", localError(name, err))
+		return nil, fmt.Errorf("%s: %w", what, localError(name, err))
 	}
 	if mode := st.Mode().Perm(); mode&0o077 != 0 {
-		return nil, fmt.Errorf("encryption key %s has mode %04o: others can get at it; `chmod 600 %s` ends that", name, mode, name)
+		return nil, fmt.Errorf("%s %s has mode %04o: others can get at it; `chmod 600 %s` ends that", what, name, mode, name)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxKeyFile))
+	b, err := io.ReadAll(io.LimitReader(f, maxSecret))
 	if err != nil {
-		return nil, fmt.Errorf("encryption key: %w", localError(name, err))
+		return nil, fmt.Errorf("%s: %w", what, localError(name, err))
+	}
+	return b, nil
+}
+
+// readKeyFile reads one key.
+func readKeyFile(name string) (*blockcodec.Key, error) {
+	b, err := readSecret("encryption key", name)
+	if err != nil {
+		return nil, err
 	}
 	k, err := blockcodec.ParseKey(b)
 	if err != nil {
