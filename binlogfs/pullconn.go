@@ -109,7 +109,7 @@ func (s *sourceConn) close() {
 
 // introduce finds out who the source is and says who the relay is.
 func (s *sourceConn) introduce(ctx context.Context, semiSync bool) error {
-	s.version = s.c.GetServerVersion()
+	s.version = strings.TrimPrefix(s.c.GetServerVersion(), compatible) // as @@version has it
 	s.source.Flavor = flavorOf(s.version)
 	if s.p.o.Compress == "zstd" && s.source.Flavor == MariaDB {
 		return &fatalError{errors.New("MariaDB does not compress connections with zstd: choose zlib or none")}
