@@ -71,6 +71,26 @@ func (p *place) log() *Log {
 	return l
 }
 
+// filled is a log that has all that a recorded source has.
+func (p *place) filled(kind string) (*Log, *stream) {
+	p.t.Helper()
+	l, s := p.log(), recordedStream(p.t, kind)
+	p.resume(l, s, "", int64(len(magic)))
+	return l, s
+}
+
+// resume appends a stream from a place on, and closes the appender.
+func (p *place) resume(l *Log, s *stream, file string, offset int64) {
+	p.t.Helper()
+	a := p.appender(l)
+	if err := feed(p.t.Context(), a, s.from(p.t, file, offset), always); err != nil {
+		p.t.Fatal(err)
+	}
+	if err := a.Close(p.t.Context()); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
 var testSource = Source{Flavor: MariaDB, ServerID: 11}
 
 func (p *place) appender(l *Log) *Appender {
@@ -291,12 +311,10 @@ func TestAppender_KilledWithAnOpenGroup_DropsIt(t *testing.T) {
 	if file != end.File || offset != end.Offset {
 		t.Errorf("goes on at %s %d, want %v", file, offset, end)
 	}
-	if err := feed(t.Context(), a, s.from(t, file, offset), always); err != nil {
-		t.Fatal(err)
-	}
 	if err := a.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	p.resume(l, s, file, offset)
 	s.check(t, l, true)
 }
 
@@ -312,13 +330,7 @@ func TestAppender_SentTwice_StoredOnce(t *testing.T) {
 	if err := a.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	a = p.appender(l)
-	if err := feed(t.Context(), a, s.from(t, s.names[0], 4), always); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	p.resume(l, s, s.names[0], 4)
 	s.check(t, l, true)
 }
 
@@ -393,15 +405,7 @@ func TestAppender_HardenFailed_NothingIsToldAfterIt(t *testing.T) {
 
 func TestLog_Purge_KeepsWhatIsNeededAndTheLast(t *testing.T) {
 	p := newPlace(t)
-	l := p.log()
-	a := p.appender(l)
-	s := recordedStream(t, "m1011")
-	if err := feed(t.Context(), a, s.from(t, "", 4), never); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	l, s := p.filled("m1011")
 	l.Need("backup", Position{1, s.names[0], 200})
 	if gone, err := l.Purge(t.Context(), 1, s.names[1]); err != nil || len(gone) != 0 {
 		t.Errorf("purged what is needed: %v, %v", gone, err)
@@ -436,15 +440,7 @@ func TestAppender_Rotate_EmptyFileOfAFailedAttempt(t *testing.T) {
 
 func TestLog_Purge_Failed_TheFileStaysListed(t *testing.T) {
 	p := newPlace(t)
-	l := p.log()
-	a := p.appender(l)
-	s := recordedStream(t, "m1011")
-	if err := feed(t.Context(), a, s.from(t, "", 4), never); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	l, s := p.filled("m1011")
 	p.kill() // the log's volume takes nothing any more
 	if gone, err := l.Purge(t.Context(), 1, s.names[1]); err == nil || len(gone) != 0 || len(l.Files()) != 2 {
 		t.Errorf("purged %v of a dead volume, %v; listed %d", gone, err, len(l.Files()))

@@ -97,80 +97,17 @@ func EventName(t EventType) string {
 	return fmt.Sprintf("Unknown_%d", byte(t))
 }
 
-// describeText is how much of a statement is shown.
+// describeText is how much of a statement is shown on a line.
 const describeText = 200
 
-// Describe says in a few words what an event does, as SHOW BINLOG EVENTS does.
-// It is empty where its type tells everything, or where its bytes contradict it.
-func (e *Event) Describe(f Flavor) string {
-	b := e.Body
-	switch e.Type {
-	case replication.QUERY_EVENT:
-		return describeQuery(b)
-	case replication.MARIADB_ANNOTATE_ROWS_EVENT:
-		return shorten(string(b), e.Whole)
-	case replication.ROWS_QUERY_EVENT:
-		if len(b) > 1 {
-			return shorten(string(b[1:]), e.Whole-1)
-		}
-	case replication.XID_EVENT:
-		if len(b) >= 8 {
-			return fmt.Sprintf("COMMIT /* xid=%d */", binary.LittleEndian.Uint64(b))
-		}
-	case replication.ROTATE_EVENT:
-		if name, pos, err := DecodeRotate(b); err == nil {
-			return fmt.Sprintf("%s;pos=%d", name, pos)
-		}
-	case replication.TABLE_MAP_EVENT:
-		return describeTable(b)
-	case replication.FORMAT_DESCRIPTION_EVENT:
-		if len(b) > 52 {
-			return "Server ver: " + cString(b[2:52]) + ", Binlog ver: 4"
-		}
-	case replication.PREVIOUS_GTIDS_EVENT, replication.MARIADB_GTID_LIST_EVENT:
-		if s, err := DecodePreviousGTIDs(f, b); err == nil {
-			return "[" + s.String() + "]"
-		}
-	case replication.MARIADB_GTID_EVENT, replication.GTID_EVENT, replication.GTID_TAGGED_LOG_EVENT:
-		return e.GTID.String()
-	case replication.MARIADB_BINLOG_CHECKPOINT_EVENT:
-		if len(b) > 4 {
-			return string(b[4:])
-		}
-	}
-	return ""
-}
-
-// describeQuery is a Query event's database and the beginning of its statement.
-func describeQuery(b []byte) string {
-	const fixed = 13
-	if len(b) < fixed {
+// Describe says on one short line what an event does. It is empty where its type
+// tells everything, or where its bytes contradict it.
+func (e *Event) Describe(f *Format) string {
+	text, err := eventText(e.Type, f, e.GTID, e.Body)
+	if err != nil {
 		return ""
 	}
-	at := fixed + int(binary.LittleEndian.Uint16(b[11:]))
-	db := int(b[8])
-	if at+db+1 > len(b) {
-		return ""
-	}
-	text := shorten(string(b[at+db+1:]), len(b)-at-db-1)
-	if db == 0 {
-		return text
-	}
-	return "use `" + string(b[at:at+db]) + "`; " + text
-}
-
-// describeTable is the table that row events after a Table_map are about: table
-// id 6B, flags 2B, length 1B, database, 0, length 1B, table, 0, …
-func describeTable(b []byte) string {
-	names := make([]string, 0, 2)
-	for b = b[min(8, len(b)):]; len(names) < 2; {
-		if len(b) < 1 || len(b) < int(b[0])+2 {
-			return ""
-		}
-		names = append(names, string(b[1:1+b[0]]))
-		b = b[int(b[0])+2:]
-	}
-	return names[0] + "." + names[1]
+	return shorten(text, len(text))
 }
 
 // shorten is the beginning of a text of whole bytes on one line.
@@ -184,4 +121,121 @@ func shorten(text string, whole int) string {
 		text += "…"
 	}
 	return text
+}
+
+// maxInfo bounds the text about an event.
+const maxInfo = 4096
+
+// eventText is what an event does, as SHOW BINLOG EVENTS has it; gtid is that of
+// its group, and body its first bytes.
+func eventText(t EventType, f *Format, gtid GTID, body []byte) (string, error) {
+	le := binary.LittleEndian
+	switch t {
+	case replication.FORMAT_DESCRIPTION_EVENT:
+		return "Server ver: " + f.Server + ", Binlog ver: 4", nil
+	case replication.MARIADB_GTID_LIST_EVENT:
+		s, err := DecodePreviousGTIDs(MariaDB, body)
+		if err != nil {
+			return "", err
+		}
+		return "[" + s.String() + "]", nil
+	case replication.PREVIOUS_GTIDS_EVENT:
+		s, err := DecodePreviousGTIDs(MySQL, body)
+		if err != nil {
+			return "", err
+		}
+		return s.String(), nil
+	case replication.MARIADB_GTID_EVENT:
+		text := "GTID " + gtid.String()
+		if len(body) > 12 && body[12]&gtidStandalone == 0 {
+			text = "BEGIN " + text
+		}
+		return text, nil
+	case replication.GTID_EVENT, replication.GTID_TAGGED_LOG_EVENT:
+		return "SET @@SESSION.GTID_NEXT= '" + gtid.String() + "'", nil
+	case replication.ANONYMOUS_GTID_EVENT:
+		return "SET @@SESSION.GTID_NEXT= 'ANONYMOUS'", nil
+	case replication.QUERY_EVENT, replication.MARIADB_QUERY_COMPRESSED_EVENT:
+		return queryInfo(t, body), nil
+	case replication.XID_EVENT:
+		if len(body) >= 8 {
+			return fmt.Sprintf("COMMIT /* xid=%d */", le.Uint64(body)), nil
+		}
+	case replication.ROTATE_EVENT:
+		if file, pos, err := DecodeRotate(body); err == nil {
+			return fmt.Sprintf("%s;pos=%d", file, pos), nil
+		}
+	case replication.MARIADB_BINLOG_CHECKPOINT_EVENT:
+		if len(body) > 4 {
+			return clip(string(body[4:])), nil
+		}
+	case replication.MARIADB_ANNOTATE_ROWS_EVENT:
+		return clip(string(body)), nil
+	case replication.ROWS_QUERY_EVENT:
+		if len(body) > 1 {
+			return clip("# " + string(body[1:])), nil
+		}
+	case replication.TABLE_MAP_EVENT:
+		return tableInfo(body), nil
+	case replication.WRITE_ROWS_EVENTv1, replication.UPDATE_ROWS_EVENTv1, replication.DELETE_ROWS_EVENTv1,
+		replication.WRITE_ROWS_EVENTv2, replication.UPDATE_ROWS_EVENTv2, replication.DELETE_ROWS_EVENTv2:
+		if len(body) >= 8 {
+			text := fmt.Sprintf("table_id: %d", tableID(body))
+			if le.Uint16(body[6:])&1 != 0 {
+				text += " flags: STMT_END_F"
+			}
+			return text, nil
+		}
+	}
+	return "", nil
+}
+
+// clip cuts a text that is too long.
+func clip(text string) string {
+	if len(text) > maxInfo {
+		return text[:maxInfo] + " …"
+	}
+	return text
+}
+
+// queryInfo is a statement with its database.
+func queryInfo(t EventType, body []byte) string {
+	const fixed = 13
+	if len(body) < fixed {
+		return ""
+	}
+	at := fixed + int(binary.LittleEndian.Uint16(body[11:]))
+	end := at + int(body[8])
+	if end+1 > len(body) {
+		return ""
+	}
+	db, text := string(body[at:end]), string(body[end+1:])
+	if t == replication.MARIADB_QUERY_COMPRESSED_EVENT {
+		text = "(a compressed statement)"
+	}
+	if text = clip(text); db != "" && text != "BEGIN" && text != "COMMIT" {
+		return "use `" + db + "`; " + text
+	}
+	return text
+}
+
+func tableID(body []byte) uint64 {
+	return uint64(binary.LittleEndian.Uint32(body)) | uint64(binary.LittleEndian.Uint16(body[4:]))<<32
+}
+
+// tableInfo names the table of a Table_map event: id 6B, flags 2B, then database
+// and table, each with its length before it and a zero behind it.
+func tableInfo(body []byte) string {
+	if len(body) < 9 {
+		return ""
+	}
+	rest := body[8:]
+	var names [2]string
+	for i := range names {
+		if len(rest) < 1 || len(rest) < 2+int(rest[0]) {
+			return ""
+		}
+		names[i], rest = string(rest[1:1+int(rest[0])]), rest[2+int(rest[0]):]
+	}
+	return fmt.Sprintf("table_id: %d (%s.%s)", tableID(body), names[0], names[1])
 }

@@ -286,14 +286,18 @@ func (x *session) showEvents(st *statement) (*mysql.Result, error) {
 			return errStop
 		}
 		limit--
-		info, err := eventInfo(w)
+		body, err := w.body(MaxPrefix + maxInfo)
+		if err != nil {
+			return err
+		}
+		info, err := eventText(w.head.Type, &w.format, w.groups.GTID(), body)
 		if err != nil {
 			return err
 		}
 		if size += len(info); len(out) == maxEventRows || size > maxEventBytes {
 			return fmt.Errorf("there are more than %d events or %d bytes: ask for fewer with FROM and LIMIT", maxEventRows, maxEventBytes)
 		}
-		out = append(out, []any{f.Name, w.off, eventName(w.head.Type), uint64(w.head.ServerID), w.off + int64(w.head.Size), info})
+		out = append(out, []any{f.Name, w.off, EventName(w.head.Type), uint64(w.head.ServerID), w.off + int64(w.head.Size), info})
 		return nil
 	})
 	if err != nil {

@@ -118,7 +118,7 @@ func (l *eventLister) run(ctx context.Context, b *binlogArchive) error {
 			gtid = e.GTID.String()
 		}
 		err := l.show(&binlogEvent{
-			Offset: e.Offset, Type: binlogfs.EventName(e.Type), Time: time.Unix(int64(e.Time), 0).UTC(), ServerID: e.ServerID, Size: e.Size, GTID: gtid, Info: e.Describe(l.f.Flavor),
+			Offset: e.Offset, Type: binlogfs.EventName(e.Type), Time: time.Unix(int64(e.Time), 0).UTC(), ServerID: e.ServerID, Size: e.Size, GTID: gtid, Info: e.Describe(&binlogfs.Format{Server: l.f.Server, Flavor: l.f.Flavor}),
 		})
 		if shown++; err == nil && shown == l.limit {
 			err = errEnough

@@ -58,7 +58,7 @@ func TestCheckSource_FindsEachOffence(t *testing.T) {
 }
 
 func TestCheckText_FindsWords(t *testing.T) {
-	text := "fine\n// TO" + "DO: later\nTODOS are a word\n"
+	text := "fine\n// TO" + "DO: mend this\nTO" + "DOS are a word\n"
 	found := CheckText("a.go", text)
 	if len(found) != 1 || !strings.HasPrefix(found[0], "a.go:2:") {
 		t.Errorf("found %q", found)

@@ -112,7 +112,7 @@ func (p *explained) Retrieve(ctx context.Context) (aws.Credentials, error) {
 			class = objstore.ErrPermission
 		}
 	case p.once.Load():
-		// They were there: what gave them is away for now.
+		// They were there before: what gives them can't be reached at the moment.
 	case errors.As(err, &op) && !strings.Contains(op.ServiceID, "imds"):
 		// A service that was named can't be reached.
 	default:
