@@ -28,7 +28,9 @@ check: static
 test:
 	scripts/install-deps.sh
 	$(MAKE) static
-	CI=true $(GO) test -p 2 -timeout 18m ./...
+	@mkdir -p bin && rm -f bin/not-tested
+	CI=true CISTERN_NOT_TESTED=$(CURDIR)/bin/not-tested $(GO) test -p 2 -timeout 18m ./...; \
+	status=$$?; [ ! -s bin/not-tested ] || cat bin/not-tested; exit $$status
 
 soak:
 	scripts/install-deps.sh

@@ -1,6 +1,8 @@
 package testenv
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -54,9 +56,24 @@ func FreePort(t testing.TB) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
+// notTested names the file in which a run notes what it had to leave out, so that
+// `make test` can say it at its end.
+const notTested = "CISTERN_NOT_TESTED"
+
 // Unavailable leaves a test out, also where CI=true, because a server of another
-// release, which no package of this system has, can't be fetched today.
+// release, which no package of this system has, can't be fetched today. Whoever
+// runs the tests is told.
 func Unavailable(t testing.TB, why string) {
 	t.Helper()
+	if name := os.Getenv(notTested); name != "" {
+		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+		if err == nil {
+			_, err = fmt.Fprintf(f, "NOT TESTED: %s: %s\n", t.Name(), why)
+			err = errors.Join(err, f.Close())
+		}
+		if err != nil {
+			t.Fatalf("note what is not tested: %v", err)
+		}
+	}
 	t.Skip("NOT TESTED: " + why)
 }
