@@ -509,7 +509,7 @@ func (a *Appender) Flush(ctx context.Context) error {
 	if err := a.h.Publish(ctx, a.ready); err != nil {
 		return fmt.Errorf("publish groups of %s: %w", a.file, err)
 	}
-	if err := a.hard.add(&published{info: a.t.catalogue(), gtids: a.t.take(), prev: a.t.prev, first: a.published == 0}); err != nil {
+	if err := a.hard.add(&published{info: a.t.catalogue(), added: a.t.take(), prev: a.t.prev, first: a.published == 0}); err != nil {
 		return err
 	}
 	a.published = a.ready

@@ -210,7 +210,7 @@ func Walk(ctx context.Context, a Searchable, f *FileInfo, from int64, fn func(*E
 	t := newTracker(f.Epoch, f.Name)
 	if from > int64(len(magic)) {
 		t.info.Server, t.info.Flavor, t.format, t.end = f.Server, f.Flavor, f.format(), from
-		t.prev, t.added = NewGTIDState(f.Flavor), NewGTIDState(f.Flavor)
+		t.noGTIDs(f.Flavor)
 	}
 	err = scan(ctx, &reader{ctx: ctx, f: in, off: t.end}, t, fn)
 	switch {

@@ -25,7 +25,7 @@ type hardener struct {
 type published struct {
 	info  *FileInfo
 	prev  *GTIDState // at the beginning of the file; not changed any more
-	gtids []GTID     // of its groups
+	added *GTIDState // its groups
 	first bool       // of its file: what the file begins with counts, too
 }
 
@@ -44,7 +44,8 @@ func (d *hardener) add(p *published) error {
 		return d.err
 	}
 	if d.next != nil {
-		p.gtids, p.first = append(d.next.gtids, p.gtids...), p.first || d.next.first
+		d.next.added.Merge(p.added)
+		p.added, p.first = d.next.added, p.first || d.next.first
 	}
 	d.next = p
 	select {
@@ -123,16 +124,14 @@ func (l *Log) advance(p *published) {
 		l.last = NewGTIDState(p.info.Flavor)
 	}
 	// A later epoch begins with groups that the archive has.
-	merge, add := l.last.Merge, l.last.Add
+	merge := l.last.Merge
 	if p.info.Epoch > 1 {
-		merge, add = l.last.MergeNew, l.last.AddNew
+		merge = l.last.MergeNew
 	}
 	if p.first {
 		merge(p.prev)
 	}
-	for _, g := range p.gtids {
-		add(g)
-	}
+	merge(p.added)
 	l.end = Position{p.info.Epoch, p.info.Name, p.info.Size}
 	close(l.changed)
 	l.changed = make(chan struct{})

@@ -43,7 +43,7 @@ type tracker struct {
 	crc32  checksum
 	body   []byte // of an event whose content counts
 
-	fresh []GTID // groups that ended since take
+	fresh *GTIDState // of groups that ended since take: a set, which stays small however many they are
 }
 
 // newTracker stands at the beginning of a file, before its magic.
@@ -51,10 +51,16 @@ func newTracker(epoch uint32, name string) *tracker {
 	return &tracker{info: FileInfo{Format: catalogueFormat, Epoch: epoch, Name: name}}
 }
 
+// noGTIDs says that nothing was logged before, and nothing since.
+func (t *tracker) noGTIDs(f Flavor) {
+	t.prev, t.added, t.fresh = NewGTIDState(f), NewGTIDState(f), NewGTIDState(f)
+}
+
 // resume stands where a catalogue ends. The format comes from the file itself.
 func resume(info *FileInfo, f Format) (*tracker, error) {
 	t := &tracker{info: *info, format: f, end: info.Size, crc: info.CRC32C, events: info.Events}
 	t.info.Index = append([]Mark(nil), info.Index...)
+	t.fresh = NewGTIDState(info.Flavor)
 	var err error
 	if t.prev, err = ParseGTIDState(info.Flavor, info.Previous); err == nil {
 		t.added, err = ParseGTIDState(info.Flavor, info.Added)
@@ -126,7 +132,7 @@ func (t *tracker) finish() (boundary bool, err error) {
 	switch h.Type {
 	case replication.FORMAT_DESCRIPTION_EVENT:
 		t.info.Server, t.info.Flavor, t.info.Checksum, t.info.ServerID = t.format.Server, t.format.Flavor, t.format.Checksum, h.ServerID
-		t.prev, t.added = NewGTIDState(t.format.Flavor), NewGTIDState(t.format.Flavor)
+		t.noGTIDs(t.format.Flavor)
 	case replication.PREVIOUS_GTIDS_EVENT, replication.MARIADB_GTID_LIST_EVENT:
 		if t.prev, err = DecodePreviousGTIDs(t.format.Flavor, t.body); err != nil {
 			return false, fmt.Errorf("%s at %d: %w", t.info.Name, t.end, err)
@@ -158,15 +164,13 @@ func (t *tracker) endGroup() {
 		t.info.LastTime = t.at
 	}
 	t.added.Add(g)
-	if !g.Zero() {
-		t.fresh = append(t.fresh, g)
-	}
+	t.fresh.Add(g)
 }
 
 // take returns the GTIDs of the groups that ended since the last call.
-func (t *tracker) take() []GTID {
+func (t *tracker) take() *GTIDState {
 	g := t.fresh
-	t.fresh = nil
+	t.fresh = NewGTIDState(t.format.Flavor)
 	return g
 }
 

@@ -167,3 +167,20 @@ func TestScan_NoBinaryLog(t *testing.T) {
 		}
 	}
 }
+
+// What is kept of groups that nobody has asked for yet is a set: it does not grow
+// with their number.
+func TestTracker_Take_IsASet(t *testing.T) {
+	tr := newTracker(1, "x.000001")
+	tr.noGTIDs(MariaDB)
+	for n := range uint64(100_000) {
+		tr.groups.gtid = GTID{Flavor: MariaDB, ServerID: 1, Number: n + 1}
+		tr.endGroup()
+	}
+	if got := tr.take(); got.String() != "0-1-100000" || len(got.list()) != 1 {
+		t.Errorf("%d entries: %s", len(got.list()), got)
+	}
+	if got := tr.take(); !got.Empty() {
+		t.Errorf("taken twice: %s", got)
+	}
+}
