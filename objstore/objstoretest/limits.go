@@ -16,6 +16,10 @@ type Limits struct {
 	// nothing but the lease, whose document has a checksum; what keeps two
 	// writers apart are create-only PUTs.
 	TornOverwrites bool
+	// UnclearRaces: a PUT that races with others for one key may fail with
+	// ErrUnavailable, as any request of a network may. Whether it took effect is
+	// unknown then; everything else about the race holds.
+	UnclearRaces bool
 }
 
 // leavesOut says whether a test asks for more than the limits allow.

@@ -77,7 +77,7 @@ func TestServers_Conformance(t *testing.T) {
 	testenv.Long(t)
 	for kind, limits := range map[storeserver.Kind]objstoretest.Limits{
 		storeserver.Versitygw: {Tree: true},
-		storeserver.Rclone:    {Tree: true, TornOverwrites: true},
+		storeserver.Rclone:    {Tree: true, TornOverwrites: true, UnclearRaces: true},
 	} {
 		t.Run(kind.String(), func(t *testing.T) {
 			server := testenv.StoreServer(t, kind)
