@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -196,4 +197,85 @@ func splitEpoch(file string) (uint32, string) {
 		return 0, file
 	}
 	return uint32(n), name
+}
+
+// Purge deletes the files before the one that is named, the oldest first, but
+// none that a reader or a mark needs, and never the last. It returns what was deleted.
+func (l *Log) Purge(ctx context.Context, epoch uint32, name string) ([]*FileInfo, error) {
+	var gone []*FileInfo
+	for {
+		f, err := l.purgeOne(ctx, epoch, name)
+		if f == nil || err != nil {
+			return gone, err
+		}
+		gone = append(gone, f)
+	}
+}
+
+// purgeOne deletes the oldest file, if it may go; nil when it may not. After an
+// error the file counts as there, and the next purge tries again.
+func (l *Log) purgeOne(ctx context.Context, epoch uint32, name string) (*FileInfo, error) {
+	give, err := l.takeNames(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer give()
+	f, left := l.purgeable(epoch, name)
+	if f == nil {
+		return nil, nil
+	}
+	file := path.Join(l.opt.Dir, f.Path())
+	// The index first: it must not name what is not there.
+	err = l.saveIndex(ctx, f.Epoch, left)
+	for _, n := range []string{file, file + catalogueSuffix} {
+		if err == nil {
+			err = l.t.remove(ctx, n)
+		}
+	}
+	if err != nil {
+		l.mu.Lock()
+		l.files = append([]*FileInfo{f}, l.files...)
+		l.mu.Unlock()
+	}
+	return f, err
+}
+
+// takeNames waits until nobody else changes which files there are: the list and
+// binlog.index change together. The function it returns gives that up.
+func (l *Log) takeNames(ctx context.Context) (give func(), err error) {
+	select {
+	case l.naming <- struct{}{}:
+		return func() { <-l.naming }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// purgeable takes the oldest file out of the list when it may go, and returns it
+// with the names that its epoch has left.
+func (l *Log) purgeable(epoch uint32, name string) (*FileInfo, []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.files) < 2 {
+		return nil, nil
+	}
+	f := l.files[0]
+	if f.Epoch > epoch || f.Epoch == epoch && logNumber(f.Name) >= logNumber(name) {
+		return nil, nil
+	}
+	if l.neededLocked(f) {
+		return nil, nil
+	}
+	l.files = l.files[1:]
+	return f, l.namesLocked(f.Epoch)
+}
+
+// namesLocked are the files of an epoch. Caller holds l.mu.
+func (l *Log) namesLocked(epoch uint32) (names []string) {
+	for _, f := range l.files {
+		if f.Epoch == epoch {
+			names = append(names, f.Name)
+		}
+	}
+	return names
 }
