@@ -260,7 +260,7 @@ func TestParseFlags_QuickAndNonsense(t *testing.T) {
 	if _, o, err := parseFlags(suiteIO(), []string{"--store", "file"}); err != nil || o.remote() {
 		t.Errorf("with a directory: %+v, %v", o, err)
 	}
-	for _, bad := range [][]string{{"--rounds", "0"}, {"--file-mib", "17"}, {"--rows", "-1"}, {"--store", "s3", "--latency", "0s"}} {
+	for _, bad := range [][]string{{"--rounds", "0"}, {"--file-mib", "17"}, {"--rows", "-1"}, {"--store", "s3", "--latency", "0s"}, {"--dirs", "typo"}, {"--chart", "x.pdf"}, {"stray"}} {
 		if _, _, err := parseFlags(suiteIO(), bad); !errors.Is(err, errUsage) {
 			t.Errorf("%v: %v", bad, err)
 		}
@@ -282,7 +282,7 @@ func TestSuiteIO_Jobs_AreWellFormed(t *testing.T) {
 	if _, err := choose(nil, "nothing"); !errors.Is(err, errUsage) {
 		t.Errorf("an unknown job: %v", err)
 	}
-	if kinds := kindsFor(chosen, []string{"ext4", "fixed", "typo"}); !slices.Equal(kinds, []Kind{Ext4, "typo"}) {
+	if kinds := kindsFor(chosen, []Kind{Ext4, Fixed, Store}); !slices.Equal(kinds, []Kind{Ext4, Store}) {
 		t.Errorf("kinds %v", kinds)
 	}
 }

@@ -19,15 +19,7 @@ func fillFile(name string, size int64) error {
 	if err != nil {
 		return fmt.Errorf("make %s: %w", name, err)
 	}
-	noise := rand.NewChaCha8([32]byte{1})
-	buf := make([]byte, mebibyte)
-	for off := int64(0); off < size && err == nil; off += mebibyte {
-		noise.Read(buf) // never fails
-		_, err = f.WriteAt(buf[:min(mebibyte, size-off)], off)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
+	err = writeNoise(f, size)
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
@@ -35,6 +27,19 @@ func fillFile(name string, size int64) error {
 		return fmt.Errorf("fill %s: %w", name, err)
 	}
 	return nil
+}
+
+// writeNoise writes to an empty file and fsyncs it.
+func writeNoise(f *os.File, size int64) error {
+	noise := rand.NewChaCha8([32]byte{1})
+	buf := make([]byte, mebibyte)
+	for off := int64(0); off < size; off += mebibyte {
+		noise.Read(buf) // never fails
+		if _, err := f.WriteAt(buf[:min(mebibyte, size-off)], off); err != nil {
+			return err
+		}
+	}
+	return f.Sync()
 }
 
 // readThrough reads a file from begin to end.

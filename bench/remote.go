@@ -28,6 +28,19 @@ type Remote struct {
 	proxy  *proxyProcess       // nil with server
 }
 
+// Uploaded is how many bytes of requests have passed the proxy; 0 without one.
+func (r *Remote) Uploaded(ctx context.Context) (int64, error) {
+	if r.proxy == nil {
+		return 0, nil
+	}
+	counts, err := r.proxy.Counts(ctx)
+	total := int64(0)
+	for _, c := range counts {
+		total += c.In
+	}
+	return total, err
+}
+
 // RemoteConfig says which store, and what its network is like.
 type RemoteConfig struct {
 	Store     string // s3, gs, or the URL of a prefix in a bucket

@@ -3,7 +3,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -25,6 +24,22 @@ type Report struct {
 	Store     string    `json:"store,omitempty"` // the object store and its network
 	Machine   Machine   `json:"machine"`
 	Results   []Result  `json:"results"`
+	// NotMeasured names what was asked for and is missing on the machine, with the
+	// reason.
+	NotMeasured []string `json:"not_measured,omitempty"`
+}
+
+// ReadReport reads what WriteJSON wrote.
+func ReadReport(name string) (Report, error) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return Report{}, fmt.Errorf("read a report: %w", err)
+	}
+	var r Report
+	if err := json.Unmarshal(text, &r); err != nil {
+		return Report{}, fmt.Errorf("read the report %s: %w", name, err)
+	}
+	return r, nil
 }
 
 // Machine is where it ran.
@@ -80,12 +95,33 @@ func Summarize(rows []*Row) []Result {
 		if other := r.metric.Bar.Other; other != "" {
 			res.RatioOther = ratio(other)
 		}
-		if slices.Contains([]Kind{Mount, Fixed, Store, Bucket}, r.Kind) && r.Kind != r.metric.Bar.Other {
+		if r.metric.Bar.First && r.Kind.ofCistern() {
+			if best := bestDurable(rows, r); best != 0 {
+				res.RatioOther = res.Median / best
+			}
+		}
+		if r.Kind.ofCistern() && r.Kind != r.metric.Bar.Other {
 			res.Bar, res.Verdict = judge(r.metric, res)
 		}
 		results = append(results, res)
 	}
 	return results
+}
+
+// bestDurable is the best median of a row's peers whose fsync survives a power
+// cut; 0 when none of them has one.
+func bestDurable(rows []*Row, of *Row) float64 {
+	best := 0.0
+	for _, r := range rows {
+		if r.Job != of.Job || r.Metric != of.Metric || !r.Kind.isPeer() || r.NotDurable != "" || len(r.Values) == 0 {
+			continue
+		}
+		m := medianOf(r.Values)
+		if best == 0 || (of.metric.Better == Lower) == (m < best) {
+			best = m
+		}
+	}
+	return best
 }
 
 func medianOf(values []float64) float64 {
@@ -103,6 +139,8 @@ func judge(m Metric, r Result) (bar, verdict string) {
 	switch {
 	case m.Bar.Absolute:
 		bar = fmt.Sprintf("%s %s %s", sign, number(m.Bar.Limit), m.Unit)
+	case m.Bar.First:
+		bar = "first of those that are durable"
 	case m.Bar.Other != "":
 		bar = fmt.Sprintf("%s %g × %s", sign, m.Bar.Factor, m.Bar.Other)
 	case m.Bar.Loopback != 0:
@@ -125,6 +163,11 @@ func judge(m Metric, r Result) (bar, verdict string) {
 	switch {
 	case m.Bar.Absolute:
 		pass = keeps(r.Median, m.Bar.Limit)
+	case m.Bar.First:
+		if r.RatioOther == 0 {
+			return bar, "nothing to compare with"
+		}
+		pass = keeps(r.RatioOther, 1)
 	case m.Bar.Other != "":
 		if r.RatioOther == 0 {
 			return bar, "nothing to compare with"
@@ -152,58 +195,6 @@ func number(v float64) string {
 	default:
 		return fmt.Sprintf("%.3f", v)
 	}
-}
-
-// WriteMarkdown prints the report as tables.
-func (r Report) WriteMarkdown(w io.Writer) error {
-	var b strings.Builder
-	m := r.Machine
-	fmt.Fprintf(&b, "Suite %s, commit %s, begun %s: %d rounds of %d s, files of %s.\n", r.Suite, r.Commit, r.Begun.UTC().Format(time.DateTime), r.Rounds, r.Seconds, size(r.FileBytes))
-	fmt.Fprintf(&b, "Linux %s, %d CPUs, %d MiB of memory, load %.1f at the begin; %s, %s, MariaDB %s.\n\n", m.Kernel, m.CPUs, m.MemoryBytes/mebibyte, m.LoadAtBegin, m.Fio, m.Sysbench, m.MariaDB)
-	fmt.Fprintf(&b, "| job | metric | on | median | spread | × ext4 | × loopback | × other | bar | |\n|---|---|---|---:|---:|---:|---:|---:|---|---|\n")
-	for _, x := range r.Results {
-		median, spread := number(x.Median)+" "+x.Unit, fmt.Sprintf("%.0f %%", x.SpreadPercent)
-		if len(x.Values) == 0 {
-			median, spread = "failed", ""
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", x.Job, x.Metric, x.Target, median, spread, ratioText(x.RatioExt4), ratioText(x.RatioLoopback), ratioText(x.RatioOther), x.Bar, x.Verdict)
-	}
-	r.writeSettings(&b)
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
-// writeSettings says for each job what it does and on what, for each target how
-// it is mounted, and lists the errors.
-func (r Report) writeSettings(b *strings.Builder) {
-	said := map[string]bool{}
-	once := func(format string, args ...any) {
-		if line := fmt.Sprintf(format, args...); !said[line] {
-			said[line] = true
-			b.WriteString(line)
-		}
-	}
-	b.WriteString("\n| job | work | setting |\n|---|---|---|\n")
-	for _, x := range r.Results {
-		once("| %s | %s | %s |\n", x.Job, x.What, x.Setting)
-	}
-	b.WriteString("\n| on | file system and mount options |\n|---|---|\n")
-	for _, x := range r.Results {
-		once("| %s | %s |\n", x.Target, x.Options)
-	}
-	for _, x := range r.Results {
-		if x.Error != "" {
-			first, _, _ := strings.Cut(x.Error, "\n")
-			once("\n%s on %s failed: %s\n", x.Job, x.Target, first)
-		}
-	}
-}
-
-func ratioText(v float64) string {
-	if v == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%.2f", v)
 }
 
 // WriteJSON writes the report to a file.

@@ -2,10 +2,10 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"slices"
-	"syscall"
 	"time"
 )
 
@@ -14,8 +14,16 @@ type Suite struct {
 	Name string
 	What string
 	Jobs func(Config) []Job
-	// StoreJobs are those with an object store; nil when the suite has none.
+	// StoreJobs are further jobs, for a run with --store, which then leaves out
+	// Jobs unless --jobs names them; nil when the suite has none.
 	StoreJobs func(Config) []Job
+	// Flags adds flags of the suite's own, kept where its Jobs find them; nil
+	// without any.
+	Flags func(*flag.FlagSet)
+	// Store and Dirs are the suite's own values of --store and --dirs. Empty:
+	// file, and all that its jobs run on but the peers.
+	Store string
+	Dirs  []Kind
 }
 
 // Config is what a run may vary.
@@ -27,8 +35,10 @@ type Config struct {
 	Loopback  string
 	Cistern   string // paths of the programs; empty when no target needs them
 
-	Remote  *Remote       // the object store; nil without one
-	Latency time.Duration // of a request to it
+	Remote    *Remote       // the object store; nil without one
+	RemoteGS  *Remote       // a second one, for targets that speak GCS in a run over S3; nil without
+	Latency   time.Duration // of a request to them
+	MountArgs []string      // further flags of every cistern mount
 }
 
 // Job is one kind of work.
@@ -50,13 +60,11 @@ type Job struct {
 	Run func(ctx context.Context, t *Target) (map[string]float64, error)
 }
 
-// comparedKinds are the targets of a job that doesn't choose.
-var comparedKinds = []Kind{Ext4, Loopback, Mount}
-
-// runsOn says whether the job is for targets of this kind.
+// runsOn says whether the job is for targets of this kind. One that doesn't
+// choose is for all that are a writable directory.
 func (j Job) runsOn(k Kind) bool {
 	if j.Targets == nil {
-		return slices.Contains(comparedKinds, k)
+		return k != Fixed && k != Raw && k != Bucket
 	}
 	return slices.Contains(j.Targets, k)
 }
@@ -77,6 +85,14 @@ const (
 	Lower
 )
 
+// String is the direction as reports name it.
+func (d Direction) String() string {
+	if d == Lower {
+		return "lower"
+	}
+	return "higher"
+}
+
 // Bar is what a mount must reach. The zero value asks for nothing.
 type Bar struct {
 	Ext4     float64 // times the median on ext4
@@ -85,6 +101,7 @@ type Bar struct {
 	Absolute bool    // Limit is set, also when it is 0
 	Other    Kind    // with Factor: times the median on that target
 	Factor   float64
+	First    bool // better than every other target over an object store whose fsync survives a power cut
 }
 
 // AgainstExt4 is a bar relative to ext4.
@@ -99,6 +116,10 @@ func AgainstOther(factor float64, other Kind) Bar { return Bar{Other: other, Fac
 // AtMost is an absolute bar.
 func AtMost(limit float64) Bar { return Bar{Limit: limit, Absolute: true} }
 
+// FirstOfDurable asks for the best among those over an object store whose fsync
+// survives a power cut.
+func FirstOfDurable() Bar { return Bar{First: true} }
+
 // Row is one metric of one job on one target.
 type Row struct {
 	Job     string    `json:"job"`
@@ -106,11 +127,15 @@ type Row struct {
 	Setting string    `json:"setting"`
 	Metric  string    `json:"metric"`
 	Unit    string    `json:"unit"`
+	Better  string    `json:"better,omitempty"` // higher or lower
 	Target  string    `json:"target"`
 	Kind    Kind      `json:"kind"`
 	Options string    `json:"mount_options"`
 	Values  []float64 `json:"values"`
 	Error   string    `json:"error,omitempty"` // the first run that failed
+	// NotDurable says why an fsync there does not survive a power cut; empty when
+	// it does.
+	NotDurable string `json:"not_durable,omitempty"`
 
 	metric Metric
 }
@@ -175,8 +200,8 @@ func (r *runner) addRows(j Job) {
 	for _, m := range j.Metrics {
 		for _, t := range r.targetsOf(j) {
 			row := &Row{
-				Job: j.Name, What: j.What, Setting: j.Setting, Metric: m.Name, Unit: m.Unit,
-				Target: t.Name, Kind: t.Kind, Options: t.Options, metric: m,
+				Job: j.Name, What: j.What, Setting: j.Setting, Metric: m.Name, Unit: m.Unit, Better: m.Better.String(),
+				Target: t.Name, Kind: t.Kind, Options: t.Options, NotDurable: t.NotDurable, metric: m,
 			}
 			r.rows = append(r.rows, row)
 			r.byKey[rowKey{j.Name, m.Name, t.Name}] = row
@@ -233,6 +258,8 @@ func (r *runner) measure(ctx context.Context, j Job, t *Target) (map[string]floa
 			return nil, fmt.Errorf("before the run: %w", err)
 		}
 	}
-	syscall.Sync()
+	if err := t.writeBack(); err != nil {
+		return nil, err
+	}
 	return j.Run(ctx, t)
 }

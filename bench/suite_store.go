@@ -266,7 +266,11 @@ func (t *Target) moveFresh(ctx context.Context) error {
 	old := t.State
 	t.moves++
 	t.State = fmt.Sprintf("%s-%d", t.firstState, t.moves)
-	if err := t.start(ctx, t.mountConfig()); err != nil {
+	if t.Kind.isPeer() {
+		if err := t.startPeer(ctx); err != nil {
+			return err
+		}
+	} else if err := t.start(ctx, t.mountConfig()); err != nil {
 		return err
 	}
 	t.stale = append(t.stale, old) // deleting it takes time that is not the mount's

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cisternfs/cistern/internal/harness"
 )
@@ -22,12 +25,56 @@ const (
 	Mount    Kind = "mount"    // a cistern mount of a volume in a file:// store
 	Fixed    Kind = "fixed"    // a read-only cistern mount of one commit
 	Store    Kind = "store"    // a cistern mount of a volume in an object store
-	Bucket   Kind = "bucket"   // the same in durability mode bucket
+	StoreGS  Kind = "store-gs" // a cistern mount over the run's own GCS server, beside the S3 of the others
+	Bucket   Kind = "bucket"   // as Store, in durability mode bucket
 	Raw      Kind = "raw"      // plain requests to that object store
+	S3FS     Kind = "s3fs"     // peers: other file systems over an object store
+	Rclone   Kind = "rclone"
+	JuiceFS  Kind = "juicefs"
+	GCSFuse  Kind = "gcsfuse"
 )
 
 // allKinds are all of them, in the order of a table.
-var allKinds = []Kind{Ext4, Loopback, Mount, Fixed, Store, Bucket, Raw}
+var allKinds = []Kind{Ext4, Loopback, Mount, Fixed, Store, StoreGS, Bucket, Raw, S3FS, Rclone, JuiceFS, GCSFuse}
+
+// ofCistern says whether such a target is a mount of a volume.
+func (k Kind) ofCistern() bool {
+	return slices.Contains([]Kind{Mount, Fixed, Store, StoreGS, Bucket}, k)
+}
+
+// isPeer says whether such a target is somebody else's file system.
+func (k Kind) isPeer() bool { return slices.Contains([]Kind{S3FS, Rclone, JuiceFS, GCSFuse}, k) }
+
+// needsRemote says whether such a target needs an object store.
+func (k Kind) needsRemote() bool {
+	return k.isPeer() || slices.Contains([]Kind{Store, StoreGS, Bucket, Raw}, k)
+}
+
+// speaksGS says whether such a target needs an object store that speaks GCS.
+func (k Kind) speaksGS() bool { return k == StoreGS || k == GCSFuse }
+
+// describe says in words what such a target is.
+func (k Kind) describe() string {
+	switch k {
+	case Ext4:
+		return "a directory of the local file system"
+	case Loopback:
+		return "a bare FUSE loopback over such a directory"
+	case Mount:
+		return "a mount of a volume in a file:// store"
+	case Fixed:
+		return "a read-only mount of one commit in a file:// store"
+	case Store:
+		return "a mount of a volume in the object store of --store"
+	case StoreGS:
+		return "a mount over a GCS server of the run's own, beside the S3 of the others"
+	case Bucket:
+		return "a mount with --durability bucket of a volume in the object store of --store"
+	case Raw:
+		return "plain requests to the object store of --store"
+	}
+	return peerOf(k).describe()
+}
 
 const (
 	mountWait  = time.Minute
@@ -40,10 +87,14 @@ type Target struct {
 	Kind    Kind
 	Dir     string
 	Options string // file system and mount options, for the report
-	Bucket  string // directory that is the store; empty without one
-	State   string // the mount's state directory
+	// NotDurable says why an fsync here does not survive a power cut; empty when it
+	// does.
+	NotDurable string
+	Bucket     string // directory that is the store; empty without one
+	State      string // the mount's state directory
 
 	cistern string
+	args    []string // further flags of a cistern mount
 	mount   *harness.Mount
 	remote  *Remote // the object store, or nil
 
@@ -58,9 +109,12 @@ const fixedFile = "fixed.dat"
 // OpenTarget makes a target below base. Close ends it.
 func OpenTarget(ctx context.Context, kind Kind, base string, c Config) (*Target, error) {
 	t := &Target{
-		Name: string(kind), Kind: kind, cistern: c.Cistern, remote: c.Remote,
+		Name: string(kind), Kind: kind, cistern: c.Cistern, args: c.MountArgs, remote: c.Remote,
 		Dir:   filepath.Join(base, string(kind), "dir"),
 		State: filepath.Join(base, string(kind), "state"), Bucket: filepath.Join(base, string(kind), "bucket"),
+	}
+	if kind.speaksGS() && c.RemoteGS != nil {
+		t.remote = c.RemoteGS
 	}
 	t.firstState = t.State
 	if err := os.MkdirAll(t.Dir, 0o755); err != nil {
@@ -77,7 +131,7 @@ func OpenTarget(ctx context.Context, kind Kind, base string, c Config) (*Target,
 		if err = os.MkdirAll(below, 0o755); err == nil {
 			err = t.start(ctx, harness.LoopbackMount(c.Loopback, below, t.Dir))
 		}
-	case Mount, Store, Bucket:
+	case Mount, Store, StoreGS, Bucket:
 		if err = t.needRemote(kind != Mount); err == nil {
 			err = t.format(ctx)
 		}
@@ -90,6 +144,8 @@ func OpenTarget(ctx context.Context, kind Kind, base string, c Config) (*Target,
 		}
 	case Fixed:
 		err = t.openFixed(ctx, c.FileBytes)
+	case S3FS, Rclone, JuiceFS, GCSFuse:
+		err = t.openPeer(ctx, base)
 	default:
 		err = fmt.Errorf("no such target %q; there are %v", kind, allKinds)
 	}
@@ -112,7 +168,7 @@ func (t *Target) needRemote(want bool) error {
 }
 
 // inRemote says whether the target's volume lies in the object store.
-func (t *Target) inRemote() bool { return t.Kind == Store || t.Kind == Bucket }
+func (t *Target) inRemote() bool { return t.Kind == Store || t.Kind == StoreGS || t.Kind == Bucket }
 
 func (t *Target) url() string {
 	if t.inRemote() {
@@ -134,9 +190,9 @@ func (t *Target) format(ctx context.Context) error {
 
 // mountConfig is the writable mount of the target's volume.
 func (t *Target) mountConfig() harness.MountConfig {
-	var args []string
+	args := slices.Clone(t.args)
 	if t.Kind == Bucket {
-		args = []string{"--durability", "bucket"}
+		args = append(args, "--durability", "bucket")
 	}
 	c := harness.CisternMount(t.cistern, t.url(), t.Dir, t.State, args...)
 	if t.inRemote() {
@@ -156,6 +212,9 @@ func (t *Target) start(ctx context.Context, c harness.MountConfig) error {
 	t.Options, err = harness.MountOptions(t.Dir)
 	if t.Kind == Bucket {
 		t.Options += ", --durability bucket"
+	}
+	if t.Kind.ofCistern() && len(t.args) > 0 {
+		t.Options += ", " + strings.Join(t.args, " ")
 	}
 	if t.inRemote() {
 		t.Options += "; " + t.remote.What
@@ -201,11 +260,31 @@ func (t *Target) sync(ctx context.Context) (string, error) {
 
 // Quiesce waits until the target has nothing to upload.
 func (t *Target) Quiesce(ctx context.Context) error {
+	if t.mount != nil && t.Kind.isPeer() {
+		return t.quiescePeer(ctx)
+	}
 	if t.mount == nil || t.Kind != Mount && !t.inRemote() {
 		return nil
 	}
 	_, err := t.sync(ctx)
 	return errors.Join(err, t.clearStale())
+}
+
+// writeBack has the file system below the target's directory write everything
+// back, so that the disk has nothing left to do.
+func (t *Target) writeBack() error {
+	if t.Dir == "" {
+		return nil
+	}
+	f, err := os.Open(filepath.Dir(t.Dir))
+	if err != nil {
+		return fmt.Errorf("write back: %w", err)
+	}
+	defer f.Close() // only a directory
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return fmt.Errorf("write back below %s: %w", t.Dir, err)
+	}
+	return nil
 }
 
 // PID is the process that serves the target; 0 for a plain directory.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Mount is a FUSE file system served by a program of its own.
@@ -21,11 +22,12 @@ type Mount struct {
 
 // MountConfig says how a mount is begun and ended.
 type MountConfig struct {
-	Argv     []string // runs in the foreground and prints a line with "ready"
+	Argv     []string // runs in the foreground and prints a line with "ready", unless Silent
 	Umount   []string // unmounts in good order
 	Dir      string   // made when missing
 	StateDir string
 	Env      []string
+	Silent   bool // the program doesn't say when it is ready: it is when something is mounted at Dir
 }
 
 // CisternMount describes `cistern mount url dir` with its state in stateDir;
@@ -51,13 +53,35 @@ func StartMount(ctx context.Context, c MountConfig) (*Mount, error) {
 		return nil, err
 	}
 	m := &Mount{Dir: c.Dir, StateDir: c.StateDir, proc: proc, umount: c.Umount}
-	if err := proc.WaitLine(ctx, "ready"); err != nil {
+	ready := func() error { return proc.WaitLine(ctx, "ready") }
+	if c.Silent {
+		ready = func() error { return m.waitMounted(ctx) }
+	}
+	if err := ready(); err != nil {
 		return nil, errors.Join(fmt.Errorf("mount %s: %w", c.Dir, err), m.Kill())
 	}
 	if mounted, err := IsMounted(c.Dir); err != nil || !mounted {
 		return nil, errors.Join(fmt.Errorf("mount %s: the program says ready, but nothing is mounted there (%v)", c.Dir, err), m.Kill())
 	}
 	return m, nil
+}
+
+// waitMounted waits until something is mounted at the mount's directory.
+func (m *Mount) waitMounted(ctx context.Context) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if mounted, err := IsMounted(m.Dir); mounted || err != nil {
+			return err
+		}
+		select {
+		case <-m.proc.Done():
+			return fmt.Errorf("the program ended:\n%s", m.LogTail())
+		case <-ctx.Done():
+			return fmt.Errorf("nothing is mounted there: %w\n%s", ctx.Err(), m.LogTail())
+		case <-tick.C:
+		}
+	}
 }
 
 // PID is the process id of the program that serves the mount.
