@@ -12,7 +12,7 @@ import (
 )
 
 func defaults() Config {
-	return Config{Rounds: 5, Seconds: 10, FileBytes: 256 * mebibyte, Rows: 100_000, Latency: 20 * time.Millisecond}
+	return Config{Rounds: 5, Seconds: 10, FileBytes: 256 * mebibyte, Rows: 100_000, Latency: 20 * time.Millisecond, Quiet: 75 * time.Second}
 }
 
 // storeFileBytes is the usual size of a file with an object store, in bytes.
@@ -60,7 +60,7 @@ func kindNames(kinds []Kind) string {
 // flagsOf makes the flags of a suite's run.
 func flagsOf(s Suite, c *Config, o *options) (flags *flag.FlagSet, quick *bool, mib *int64) {
 	flags = flag.NewFlagSet(s.Name, flag.ContinueOnError)
-	quick = flags.Bool("quick", false, "a short run, of about 4 minutes: 2 rounds of 2 s, small files; says little about the bars")
+	quick = flags.Bool("quick", false, "a short run, of about 4 minutes: 2 rounds of 2 s, small files, uploads counted without the folding that comes a minute later; says little about the bars")
 	flags.IntVar(&c.Rounds, "rounds", c.Rounds, "rounds")
 	flags.IntVar(&c.Seconds, "seconds", c.Seconds, "duration of a timed run; sysbench runs twice as long")
 	mib = flags.Int64("file-mib", c.FileBytes/mebibyte, "size of the files in MiB, a multiple of 16; with --store usually 1024")
@@ -113,6 +113,7 @@ func parseFlags(s Suite, args []string) (Config, options, error) {
 		set("seconds", func() { c.Seconds = 2 })
 		set("file-mib", func() { c.FileBytes = 64 * mebibyte })
 		set("rows", func() { c.Rows = 10_000 })
+		c.Quiet = 10 * time.Second
 	}
 	if o.remote() && c.Latency < time.Millisecond {
 		return c, o, fmt.Errorf("--latency %v: with less than 1ms a round trip means nothing: %w", c.Latency, errUsage)

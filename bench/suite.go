@@ -39,6 +39,10 @@ type Config struct {
 	RemoteGS  *Remote       // a second one, for targets that speak GCS in a run over S3; nil without
 	Latency   time.Duration // of a request to them
 	MountArgs []string      // further flags of every cistern mount
+
+	// Quiet is how long a store must not have received anything to count as at
+	// rest. Folding begins a minute after the last change of a slot.
+	Quiet time.Duration
 }
 
 // Job is one kind of work.
@@ -48,6 +52,7 @@ type Job struct {
 	Setting string // file size, engine and cache state, for the reader of the table
 	Targets []Kind // where it makes sense; nil means comparedKinds
 	Once    bool   // counts rather than times: one round is enough
+	Quiet   bool   // counts uploads: begins and ends when the mount has nothing left to upload or fold
 	Metrics []Metric
 
 	// Prepare makes the job's files on a target, once before the first round.
@@ -261,5 +266,14 @@ func (r *runner) measure(ctx context.Context, j Job, t *Target) (map[string]floa
 	if err := t.writeBack(); err != nil {
 		return nil, err
 	}
-	return j.Run(ctx, t)
+	atRest := t.atRest
+	t.atRest = false
+	if j.Quiet && !atRest {
+		if err := t.settle(ctx, r.config.Quiet); err != nil {
+			return nil, fmt.Errorf("wait until nothing is uploaded: %w", err)
+		}
+	}
+	values, err := j.Run(ctx, t)
+	t.atRest = j.Quiet && err == nil
+	return values, err
 }

@@ -205,30 +205,32 @@ func countingJobs(c Config) []Job {
 	onMount := []Kind{Mount}
 	return []Job{
 		{
-			Name: "local-bytes", What: "local bytes written per byte of a sequential load", Once: true, Targets: onMount,
+			Name: "local-bytes", What: "local bytes written per byte of a sequential load", Once: true, Quiet: true, Targets: onMount,
 			Setting: size(c.FileBytes) + " in one file; write_bytes of the mount's process less what it put into the store, and growth of the state directory",
 			Metrics: []Metric{{Name: "written", Unit: "B/B", Better: Lower, Bar: AtMost(1.2)}, {Name: "occupied", Unit: "B/B", Better: Lower}},
-			Run:     func(ctx context.Context, t *Target) (map[string]float64, error) { return runLoad(ctx, t, c.FileBytes) },
+			Run: func(ctx context.Context, t *Target) (map[string]float64, error) {
+				return runLoad(ctx, t, c.FileBytes, c.Quiet)
+			},
 		},
 		{
-			Name: "upload-overwrite", What: "uploaded bytes per byte of 16 KiB random overwrites with fdatasync", Once: true, Targets: onMount,
-			Setting: fmt.Sprintf("%s file, at most 500 writes/s for %d s, counted at the store until nothing more arrives", size(c.FileBytes), 3*c.Seconds),
+			Name: "upload-overwrite", What: "uploaded bytes per byte of 16 KiB random overwrites with fdatasync", Once: true, Quiet: true, Targets: onMount,
+			Setting: fmt.Sprintf("%s file, at most 500 writes/s for %d s, counted at the store until nothing more arrives (for %v)", size(c.FileBytes), 3*c.Seconds, c.Quiet),
 			Metrics: []Metric{{Name: "segments and commits", Unit: "B/B", Better: Lower, Bar: AtMost(1.3)}, {Name: "all with folding", Unit: "B/B", Better: Lower, Bar: AtMost(3.5)}},
 			Prepare: prepareMain(c),
 			Run: func(ctx context.Context, t *Target) (map[string]float64, error) {
-				return runOverwrites(ctx, t, mainFile, 3*c.Seconds)
+				return runOverwrites(ctx, t, mainFile, 3*c.Seconds, c.Quiet)
 			},
 		},
 		{
-			Name: "upload-growth", What: "uploaded bytes per byte of a file that grows by 1 KiB a second with fsync", Once: true, Targets: onMount,
-			Setting: fmt.Sprintf("%d s, 2 KiB per commit taken off, counted at the store until nothing more arrives", 6*c.Seconds),
+			Name: "upload-growth", What: "uploaded bytes per byte of a file that grows by 1 KiB a second with fsync", Once: true, Quiet: true, Targets: onMount,
+			Setting: fmt.Sprintf("%d s, 2 KiB per commit taken off, counted at the store until nothing more arrives (for %v)", 6*c.Seconds, c.Quiet),
 			Metrics: []Metric{{Name: "less 2 KiB a commit", Unit: "B/B", Better: Lower, Bar: AtMost(2.5)}, {Name: "per commit", Unit: "B", Better: Lower}},
 			Run: func(ctx context.Context, t *Target) (map[string]float64, error) {
-				return runGrowth(ctx, t, 6*c.Seconds)
+				return runGrowth(ctx, t, 6*c.Seconds, c.Quiet)
 			},
 		},
 		{
-			Name: "idle", What: "uploaded bytes while nothing is written, the lease apart", Once: true, Targets: onMount,
+			Name: "idle", What: "uploaded bytes while nothing is written, the lease apart", Once: true, Quiet: true, Targets: onMount,
 			Setting: fmt.Sprintf("%d s", 2*c.Seconds),
 			Metrics: []Metric{{Name: "uploaded", Unit: "B", Better: Lower, Bar: AtMost(0)}},
 			Run:     func(ctx context.Context, t *Target) (map[string]float64, error) { return runIdle(ctx, t, 2*c.Seconds) },

@@ -98,6 +98,7 @@ type Target struct {
 	mount   *harness.Mount
 	remote  *Remote // the object store, or nil
 
+	atRest     bool // nothing was written since the store was last seen at rest
 	firstState string
 	moves      int      // to fresh state directories
 	stale      []string // state directories that were moved from
@@ -285,6 +286,15 @@ func (t *Target) writeBack() error {
 		return fmt.Errorf("write back below %s: %w", t.Dir, err)
 	}
 	return nil
+}
+
+// settle waits until nothing has arrived in the target's store for so long.
+func (t *Target) settle(ctx context.Context, quiet time.Duration) error {
+	m, err := newStoreMeter(t.Bucket)
+	if err != nil {
+		return err
+	}
+	return m.settle(ctx, quiet)
 }
 
 // PID is the process that serves the target; 0 for a plain directory.

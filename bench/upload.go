@@ -13,8 +13,7 @@ import (
 // How a store is watched until nothing more arrives.
 const (
 	meterInterval = 500 * time.Millisecond
-	quietFor      = 10 * time.Second
-	quietLimit    = 4 * time.Minute
+	quietLimit    = 10 * time.Minute
 )
 
 // storeMeter counts what arrives in a file:// store by looking at it again and
@@ -106,16 +105,16 @@ func (m *storeMeter) during(f func() error) error {
 	}
 }
 
-// settle looks until nothing has arrived for quietFor.
-func (m *storeMeter) settle(ctx context.Context) error {
+// settle looks until nothing has arrived for so long.
+func (m *storeMeter) settle(ctx context.Context, quiet time.Duration) error {
 	limit := time.Now().Add(quietLimit)
-	for quiet := time.Now(); time.Since(quiet) < quietFor; {
+	for last := time.Now(); time.Since(last) < quiet; {
 		found, err := m.look()
 		if err != nil {
 			return err
 		}
 		if found {
-			quiet = time.Now()
+			last = time.Now()
 		}
 		if time.Now().After(limit) {
 			return fmt.Errorf("the mount still uploads after %v without a write", quietLimit)
@@ -130,7 +129,7 @@ func (m *storeMeter) settle(ctx context.Context) error {
 }
 
 // runOverwrites counts what random overwrites upload, per byte written.
-func runOverwrites(ctx context.Context, t *Target, file string, seconds int) (map[string]float64, error) {
+func runOverwrites(ctx context.Context, t *Target, file string, seconds int, quiet time.Duration) (map[string]float64, error) {
 	m, err := newStoreMeter(t.Bucket)
 	if err != nil {
 		return nil, err
@@ -146,7 +145,7 @@ func runOverwrites(ctx context.Context, t *Target, file string, seconds int) (ma
 		return err
 	})
 	if err == nil {
-		err = m.settle(ctx)
+		err = m.settle(ctx, quiet)
 	}
 	if err != nil {
 		return nil, err
@@ -159,14 +158,14 @@ func runOverwrites(ctx context.Context, t *Target, file string, seconds int) (ma
 
 // runGrowth counts what a file uploads that grows by 1 KiB a second. Each commit
 // has 2 KiB free.
-func runGrowth(ctx context.Context, t *Target, seconds int) (map[string]float64, error) {
+func runGrowth(ctx context.Context, t *Target, seconds int, quiet time.Duration) (map[string]float64, error) {
 	m, err := newStoreMeter(t.Bucket)
 	if err != nil {
 		return nil, err
 	}
 	err = m.during(func() error { return grow(ctx, filepath.Join(t.Dir, "grows.dat"), seconds) })
 	if err == nil {
-		err = m.settle(ctx)
+		err = m.settle(ctx, quiet)
 	}
 	if err != nil {
 		return nil, err
@@ -229,7 +228,7 @@ func runIdle(ctx context.Context, t *Target, seconds int) (map[string]float64, e
 // runLoad writes one file sequentially and counts what the mount's process
 // writes to the local disk for it. The store is a directory on the same disk and
 // written by the same process, so what arrived there is taken off.
-func runLoad(ctx context.Context, t *Target, size int64) (map[string]float64, error) {
+func runLoad(ctx context.Context, t *Target, size int64, quiet time.Duration) (map[string]float64, error) {
 	m, err := newStoreMeter(t.Bucket)
 	if err != nil {
 		return nil, err
@@ -251,7 +250,7 @@ func runLoad(ctx context.Context, t *Target, size int64) (map[string]float64, er
 		return err
 	})
 	if err == nil {
-		err = m.settle(ctx)
+		err = m.settle(ctx, quiet)
 	}
 	if err != nil {
 		return nil, err
