@@ -7,6 +7,8 @@
 //	go run ./bench io [flags]           run the suite io; -h lists the flags
 //	go run ./bench io --store s3        its jobs with an object store; gs, or s3://bucket/prefix
 //	go run ./bench memory [flags]       run the suite memory: a large volume in 512 MiB
+//	go run ./bench relay [flags]        the binary log relay between a primary and its replica
+//	go run ./bench fragment [flags]     a large transaction on its way through the relay
 //	go run ./bench lineitem --rows N    TPC-H lineitem rows as tab-separated text
 //
 // A Suite is a list of Jobs. A Job prepares its files once on each Target and
@@ -21,6 +23,7 @@
 //	suite_memory.go, memory.go           the suite memory
 //	suite_store.go, raw.go               jobs with an object store, and plain requests to it
 //	remote.go, proxy.go                  that store, and the network before it
+//	relay*.go, fragment.go               the suites relay and fragment, which have jobs without targets
 //
 // With --store the volumes lie in a server of the run's own (versitygw or
 // fake-gcs-server). Between it and all its clients is a proxy that adds latency

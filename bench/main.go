@@ -45,6 +45,11 @@ func command(ctx context.Context, args []string) error {
 	case "proxy":
 		return proxyCommand(ctx, args[1:])
 	}
+	for _, s := range relaySuites() {
+		if s.name == args[0] {
+			return runRelaySuite(ctx, s, args[1:])
+		}
+	}
 	for _, s := range suites() {
 		if s.Name == args[0] {
 			return runSuite(ctx, s, args[1:])
@@ -69,6 +74,12 @@ func list() error {
 		if s.StoreJobs != nil {
 			c.FileBytes = storeFileBytes
 			show(s.Name+" --store s3", "a volume in an object store 20 ms and 100 MiB/s away, against plain requests to it", s.StoreJobs(c))
+		}
+	}
+	for _, s := range relaySuites() {
+		fmt.Printf("%s: %s\n", s.name, s.what)
+		for _, j := range s.jobs {
+			fmt.Printf("    %-17s %s\n", j.name, j.what)
 		}
 	}
 	fmt.Println("targets (--dirs):")
