@@ -84,6 +84,9 @@ func (b *builder) references(key string) (n uint32, dead bool, err error) {
 	if !errors.Is(err, metadata.ErrNotExist) {
 		return 0, false, fmt.Errorf("dead thing %s: %w", key, err)
 	}
+	if b.l.adopted[key] {
+		return 0, false, nil // nothing is recorded for one reference, and this is the first
+	}
 	if n, err = b.v.index.RefCount(key); err != nil {
 		return 0, false, fmt.Errorf("references to %s: %w", key, err)
 	}

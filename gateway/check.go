@@ -71,7 +71,7 @@ type CheckReport struct {
 // the index is checked and go on during the rest. Damage is reported through
 // Problem; the error says that something could not be checked (ErrStore).
 func (v *Volume) Check(ctx context.Context, o CheckOptions) (CheckReport, error) {
-	c := v.newCheck(v.index, v.objectSize, o)
+	c := v.newCheck(v.index, &v.doc, o)
 	select {
 	case <-v.commit.run:
 	case <-ctx.Done():
@@ -87,7 +87,7 @@ func (v *Volume) Check(ctx context.Context, o CheckOptions) (CheckReport, error)
 
 // Check is Volume.Check for the view's commit.
 func (v *View) Check(ctx context.Context, o CheckOptions) (CheckReport, error) {
-	c := v.newCheck(v.Index(), v.doc.ObjectSize, o)
+	c := v.newCheck(v.Index(), &v.doc, o)
 	if err := c.index(); err != nil {
 		return c.r, err
 	}
@@ -100,6 +100,7 @@ type check struct {
 	*fetcher
 	ix     *metadata.Index
 	slotSz int64
+	adopts bool // the volume has objects outside it
 	o      CheckOptions
 	head   metadata.Head
 	listed map[string]int64 // key → size; those referred to are taken out for the count of orphans
@@ -111,8 +112,8 @@ type check struct {
 	parent map[InodeID]metadata.Dentry // nil until a path is asked for
 }
 
-func (f *fetcher) newCheck(ix *metadata.Index, slotSize int64, o CheckOptions) *check {
-	return &check{fetcher: f, ix: ix, slotSz: slotSize, o: o, listed: map[string]int64{}}
+func (f *fetcher) newCheck(ix *metadata.Index, doc *metadata.VolumeDoc, o CheckOptions) *check {
+	return &check{fetcher: f, ix: ix, slotSz: doc.ObjectSize, adopts: doc.Adopted != nil, o: o, listed: map[string]int64{}}
 }
 
 func (c *check) problem(p Problem) {
@@ -172,7 +173,11 @@ func (c *check) index() error {
 }
 
 func (c *check) bucket(ctx context.Context) error {
-	for _, prefix := range []string{metadata.ObjectPrefix, metadata.SegmentPrefix, metadata.ManifestPrefix, metadata.CommitPrefix} {
+	prefixes := []string{metadata.ObjectPrefix, metadata.SegmentPrefix, metadata.ManifestPrefix, metadata.CommitPrefix}
+	if c.adopts {
+		prefixes = append(prefixes, metadata.AdoptedPrefix)
+	}
+	for _, prefix := range prefixes {
 		err := objstore.ListAll(ctx, c.store, prefix, "", func(i objstore.Info) error {
 			c.listed[i.Key] = i.Size
 			return nil

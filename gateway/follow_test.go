@@ -67,7 +67,7 @@ func (keptKV) Close() error { return nil }
 
 func (l *followLab) open(s objstore.Store, cacheBytes int64) (*Follower, error) {
 	keys := testKeys(1, 2, 3)
-	unlocked, err := Unlock(bg, refuseWrites{s, l.t}, "mem://lab", keys)
+	unlocked, _, err := Unlock(bg, refuseWrites{s, l.t}, "mem://lab", keys)
 	if err != nil {
 		return nil, err
 	}

@@ -21,13 +21,14 @@ import (
 type FormatOptions struct {
 	Store      objstore.Store
 	URL        string
-	ObjectSize int64         // bytes, default 5 MiB; 4 KiB to 64 MiB
-	QuotaBytes int64         // 0: none
-	Retention  time.Duration // default 24 h
-	UID, GID   uint32        // of the top directory
-	Compress   string        // blocks: empty or none, lz4 or zstd
-	Keys       *Keys         // encrypts the volume with its first key; nil: it is not encrypted
-	PlainNames bool          // of an encrypted volume: leave documents, and the paths in keys, as they are
+	ObjectSize int64             // bytes, default 5 MiB; 4 KiB to 64 MiB
+	QuotaBytes int64             // 0: none
+	Retention  time.Duration     // default 24 h
+	UID, GID   uint32            // of the top directory
+	Compress   string            // blocks: empty or none, lz4 or zstd
+	Keys       *Keys             // encrypts the volume with its first key; nil: it is not encrypted
+	PlainNames bool              // of an encrypted volume: leave documents, and the paths in keys, as they are
+	Adopted    *metadata.Adopted // where the objects are that the volume may take over by reference; nil: nowhere
 	Now        func() time.Time
 	Rand       io.Reader
 	Owner      metadata.Owner
@@ -71,7 +72,7 @@ func Format(ctx context.Context, o FormatOptions) (*metadata.VolumeDoc, error) {
 	}
 	now := o.Now().UnixNano()
 	settings := metadata.Settings{QuotaBytes: o.QuotaBytes, RetentionSec: int64(o.Retention / time.Second)}
-	doc := &metadata.VolumeDoc{ID: id.String(), ObjectSize: o.ObjectSize, Created: now, PlainNames: o.PlainNames}
+	doc := &metadata.VolumeDoc{ID: id.String(), ObjectSize: o.ObjectSize, Created: now, PlainNames: o.PlainNames, Adopted: o.Adopted}
 	if method != blockcodec.None {
 		doc.Compress = method.String()
 	}
@@ -84,6 +85,9 @@ func Format(ctx context.Context, o FormatOptions) (*metadata.VolumeDoc, error) {
 	}
 	if doc.EncryptsDocuments() {
 		doc.Incompat = append(doc.Incompat, metadata.FeatureDocuments)
+	}
+	if doc.Adopted != nil {
+		doc.Incompat = append(doc.Incompat, metadata.FeatureAdopted)
 	}
 	o.Store = unlock(o.Store, doc, o.Keys)
 	reign := hex.EncodeToString(random[:16])

@@ -44,6 +44,7 @@ func goldenOps() map[string]operation {
 			Ref: metadata.Ref{Key: "objects/k"}, Len: 200000, Birth: 12, Sums: []uint32{7, 8}, Stored: []uint32{300, 4},
 			Cipher: metadata.Cipher{Key: "0011223344556677", Born: metadata.Ref{Volume: "v", Key: "objects/b"}},
 		}, time: now, frames: true},
+		"adopt": &adoptOp{ino: 5, slot: 3, key: "adopted/cs/k", length: 200000, sums: []uint32{7, 8}, time: now},
 	}
 }
 

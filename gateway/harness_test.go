@@ -73,7 +73,7 @@ func testKeys(n ...int) *Keys {
 // bucketView shows a commit of a bucket, whatever the volume's form.
 func bucketView(s objstore.Store, change func(*ViewOptions)) (*View, error) {
 	keys := testKeys(1, 2, 3)
-	s, err := Unlock(bg, s, "mem://lab", keys)
+	s, _, err := Unlock(bg, s, "mem://lab", keys)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (l *lab) open(s objstore.Store, change func(*Options)) (*Volume, error) {
 	o := l.opt
 	if l.form.encrypt {
 		var err error
-		if s, err = Unlock(bg, s, "mem://lab", l.opt.Keys); err != nil {
+		if s, _, err = Unlock(bg, s, "mem://lab", l.opt.Keys); err != nil {
 			return nil, err
 		}
 	}

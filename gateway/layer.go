@@ -64,7 +64,8 @@ type layer struct {
 	born    int64 // change of Totals.Inodes
 
 	settings *metadata.Settings
-	shares   []string // keys of objects that pieces refer to
+	shares   []string        // keys of objects that pieces refer to
+	adopted  map[string]bool // keys that no older layer refers to; nil: none
 
 	// Set when the layer is frozen.
 	totals metadata.Totals

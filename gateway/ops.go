@@ -28,6 +28,7 @@ const (
 	opShare   journal.Op = 13 // a slot takes another one's object as its base
 
 	opShareFrames journal.Op = 14 // the same with an object that has frames
+	opAdopt       journal.Op = 15 // a slot takes an object from outside the volume as its base
 )
 
 // operation is one change of the state. plan checks it against the state and
@@ -68,6 +69,8 @@ func newOperation(k journal.Op) (operation, error) {
 		return &shareOp{}, nil
 	case opShareFrames:
 		return &shareOp{frames: true}, nil
+	case opAdopt:
+		return &adoptOp{}, nil
 	}
 	return nil, fmt.Errorf("%w: journal record of unknown kind %d", ErrDamaged, k)
 }

@@ -148,7 +148,7 @@ func Describe(r journal.Record) (kind, fields string, err error) {
 	}
 	name, ok := map[journal.Op]string{
 		opWrite: "write", opRef: "reference", opSetAttr: "setattr", opCreate: "create", opLink: "link", opUnlink: "unlink",
-		opRename: "rename", opXattr: "xattr", opZero: "zero", opReap: "reap", opPublish: "publish", opSet: "settings", opShare: "share", opShareFrames: "share",
+		opRename: "rename", opXattr: "xattr", opZero: "zero", opReap: "reap", opPublish: "publish", opSet: "settings", opShare: "share", opShareFrames: "share", opAdopt: "adopt",
 	}[r.Op]
 	if !ok {
 		return "", "", fmt.Errorf("%w: record of unknown kind %d", ErrDamaged, r.Op)

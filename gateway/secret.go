@@ -22,19 +22,20 @@ type Keys = blockcodec.Ring
 // decrypts commits and manifests if the volume encrypts them, and s itself if
 // not, or if s holds no volume. ErrKey when the volume is encrypted and keys has
 // none; whether they are the right ones shows at the first document, or to who
-// opens the volume. It costs one request.
-func Unlock(ctx context.Context, s objstore.Store, url string, keys *Keys) (objstore.Store, error) {
+// opens the volume. It costs one request, for the volume's identity, which is nil
+// when s holds no volume.
+func Unlock(ctx context.Context, s objstore.Store, url string, keys *Keys) (objstore.Store, *metadata.VolumeDoc, error) {
 	doc, err := ReadVolumeDoc(ctx, s, url)
 	if errors.Is(err, ErrNoVolume) {
-		return s, nil
+		return s, nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if err := needKey(doc, url, keys); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return unlock(s, doc, keys), nil
+	return unlock(s, doc, keys), doc, nil
 }
 
 // needKey refuses an encrypted volume when no key was given.

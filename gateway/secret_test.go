@@ -86,7 +86,7 @@ func TestVolume_Open_WrongKey(t *testing.T) {
 				l, want := told(t, as)
 				before := len(l.bucket.History())
 				for what, keys := range map[string]*Keys{"no key": nil, "empty": testKeys(), "another": testKeys(2)} {
-					s, err := Unlock(bg, l.bucket, "mem://lab", keys)
+					s, _, err := Unlock(bg, l.bucket, "mem://lab", keys)
 					if keys.First() == nil {
 						refusesKey(t, what, err, keys)
 						s = l.bucket

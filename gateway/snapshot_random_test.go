@@ -31,7 +31,7 @@ type snapshots struct {
 // step does one thing at random, and reads every snapshot after a collection.
 func (o *snapshots) step(r *run) {
 	time.Sleep(time.Microsecond) // no two operations are of one moment
-	s, err := Unlock(bg, r.bucket, "mem://lab", testKeys(1, 2, 3))
+	s, _, err := Unlock(bg, r.bucket, "mem://lab", testKeys(1, 2, 3))
 	if err != nil {
 		r.fatalf("%v", err)
 	}

@@ -103,6 +103,13 @@ type VolumeDoc struct {
 	Compress   string   // how blocks are compressed: empty, lz4 or zstd
 	Key        string   // name of the first encryption key; empty: nothing is encrypted
 	PlainNames bool     // of an encrypted volume: documents and the paths in keys are not
+	Adopted    *Adopted // where adopted objects lie; nil: there are none
+}
+
+// Adopted is the bucket whose objects a volume took over by reference.
+type Adopted struct {
+	URL    string // of the whole bucket: s3://bucket, gs://bucket or file:///dir
+	Delete bool   // the volume may delete those that no state needs any more
 }
 
 // EncryptsDocuments says whether commits and manifests are encrypted.
@@ -112,6 +119,7 @@ func (v *VolumeDoc) EncryptsDocuments() bool { return v.Key != "" && !v.PlainNam
 const (
 	FeatureFrames    = "frames"              // blocks and extents may be frames
 	FeatureDocuments = "encrypted-documents" // commits and manifests are encrypted
+	FeatureAdopted   = "adopted-objects"     // slots may start from objects outside the volume
 )
 
 type settingsDoc struct {
@@ -133,11 +141,31 @@ type volumeDoc struct {
 	Compress   string      `json:"compress,omitempty"`
 	Key        string      `json:"key,omitempty"`
 	PlainNames bool        `json:"plain_names,omitempty"`
+	Adopted    *adoptedDoc `json:"adopted,omitempty"`
+}
+
+type adoptedDoc struct {
+	URL    text `json:"url"`
+	Delete bool `json:"delete,omitempty"`
+}
+
+func newAdoptedDoc(a *Adopted) *adoptedDoc {
+	if a == nil {
+		return nil
+	}
+	return &adoptedDoc{URL: text(a.URL), Delete: a.Delete}
+}
+
+func (d *adoptedDoc) adopted() *Adopted {
+	if d == nil {
+		return nil
+	}
+	return &Adopted{URL: string(d.URL), Delete: d.Delete}
 }
 
 // knownROCompat and knownIncompat list the flags that this release knows.
 func knownROCompat() []string { return nil }
-func knownIncompat() []string { return []string{FeatureFrames, FeatureDocuments} }
+func knownIncompat() []string { return []string{FeatureFrames, FeatureDocuments, FeatureAdopted} }
 
 // EncodeVolume returns the volume's document; Format 0 means the current one.
 func EncodeVolume(v *VolumeDoc) []byte {
@@ -149,7 +177,7 @@ func EncodeVolume(v *VolumeDoc) []byte {
 		docHead: docHead{Kind: "volume", V: format}, ID: v.ID, Name: text(v.Name),
 		Compat: v.Compat, ROCompat: v.ROCompat, Incompat: v.Incompat, ObjectSize: v.ObjectSize,
 		Created: snum(v.Created), Settings: newSettingsDoc(v.Settings),
-		Compress: v.Compress, Key: v.Key, PlainNames: v.PlainNames,
+		Compress: v.Compress, Key: v.Key, PlainNames: v.PlainNames, Adopted: newAdoptedDoc(v.Adopted),
 	})
 }
 
@@ -169,7 +197,7 @@ func DecodeVolume(body []byte) (*VolumeDoc, error) {
 	return &VolumeDoc{
 		ID: d.ID, Name: string(d.Name), Format: d.V, Compat: d.Compat, ROCompat: d.ROCompat, Incompat: d.Incompat,
 		ObjectSize: d.ObjectSize, Created: int64(d.Created), Settings: d.Settings.settings(),
-		Compress: d.Compress, Key: d.Key, PlainNames: d.PlainNames,
+		Compress: d.Compress, Key: d.Key, PlainNames: d.PlainNames, Adopted: d.Adopted.adopted(),
 	}, nil
 }
 

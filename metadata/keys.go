@@ -20,6 +20,10 @@ const (
 	SegmentPrefix  = "segments/"
 	ObjectPrefix   = "objects/"
 	PinPrefix      = "pins/"
+
+	// AdoptedPrefix stands before the key of an object that was there before the
+	// volume, and lies where VolumeDoc.Adopted says: nothing is stored under it.
+	AdoptedPrefix = "adopted/"
 )
 
 // maxObjectPath is how many bytes of a file's path an object's key shows.

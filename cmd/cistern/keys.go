@@ -127,9 +127,13 @@ func (a *app) openVolumeWith(ctx context.Context, u objstore.URL, reg prometheus
 		return nil, err
 	}
 	s.keys = keys
-	s.Store, err = gateway.Unlock(ctx, s.Store, u.String(), keys)
+	unlocked, doc, err := gateway.Unlock(ctx, s.Store, u.String(), keys)
 	if errors.Is(err, gateway.ErrKey) {
 		return nil, usage(err)
 	}
-	return s, err
+	if err != nil {
+		return nil, err
+	}
+	s.Store = unlocked
+	return s, a.withAdopted(ctx, s, doc, o)
 }

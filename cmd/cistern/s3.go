@@ -66,7 +66,12 @@ func s3Keys() map[string]func(*s3Settings, string) error {
 
 // openS3 opens the bucket of an s3:// URL.
 func (a *app) openS3(ctx context.Context, u objstore.URL) (objstore.Store, error) {
-	o, err := a.s3Options(u)
+	return a.openS3Bucket(ctx, u, false)
+}
+
+// openS3Bucket opens the bucket for what is below a prefix, or for all in it.
+func (a *app) openS3Bucket(ctx context.Context, u objstore.URL, whole bool) (objstore.Store, error) {
+	o, err := a.s3Options(u, whole)
 	if err != nil {
 		return nil, usage(err)
 	}
@@ -77,8 +82,8 @@ func (a *app) openS3(ctx context.Context, u objstore.URL) (objstore.Store, error
 	return s, nil
 }
 
-// s3Options reads the settings for a volume.
-func (a *app) s3Options(u objstore.URL) (s3.Options, error) {
+// s3Options reads the settings for a volume, or for a whole bucket.
+func (a *app) s3Options(u objstore.URL, whole bool) (s3.Options, error) {
 	keys := s3Keys()
 	names := slices.Sorted(maps.Keys(keys))
 	set, err := a.sectionSettings(sectionS3, names)
@@ -96,7 +101,7 @@ func (a *app) s3Options(u objstore.URL) (s3.Options, error) {
 			return s3.Options{}, fmt.Errorf("S3 setting %s: %w", key, err)
 		}
 	}
-	if err := s.belongTo(u); err != nil {
+	if err := s.belongTo(u, whole); err != nil {
 		return s3.Options{}, err
 	}
 	s.o.Bucket = u.Bucket
@@ -106,12 +111,13 @@ func (a *app) s3Options(u objstore.URL) (s3.Options, error) {
 	return s.o, s.o.Validate()
 }
 
-// belongTo refuses to use the keys of one bucket for another.
-func (s *s3Settings) belongTo(u objstore.URL) error {
+// belongTo refuses to use the keys of one bucket for another, and those of a prefix
+// outside it unless the whole bucket is meant.
+func (s *s3Settings) belongTo(u objstore.URL, whole bool) error {
 	if s.bucket != "" && s.bucket != u.Bucket {
 		return fmt.Errorf("the S3 settings are for bucket %s, and %s is in another: use a configuration file for that", s.bucket, u)
 	}
-	if p := strings.Trim(s.prefix, "/"); p != "" && p != u.Path && !strings.HasPrefix(u.Path, p+"/") {
+	if p := strings.Trim(s.prefix, "/"); p != "" && !whole && p != u.Path && !strings.HasPrefix(u.Path, p+"/") {
 		return fmt.Errorf("the S3 settings are for the prefix %s, and %s is outside it: use a configuration file for that", p, u)
 	}
 	return nil

@@ -329,7 +329,7 @@ func TestS3Options_EveryKey(t *testing.T) {
 	} {
 		env := map[string]string{"CISTERN_CONFIG": p.write("every.ini", []byte("[S3]\n"+text+"\n"))}
 		a := &app{lookup: func(name string) (string, bool) { v, ok := env[name]; return v, ok }}
-		got, err := a.s3Options(objstore.URL{Scheme: objstore.SchemeS3, Bucket: "bucket", Path: "some/prefix"})
+		got, err := a.s3Options(objstore.URL{Scheme: objstore.SchemeS3, Bucket: "bucket", Path: "some/prefix"}, false)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: %+v, %v; want %+v", text, got, err, want)
 		}

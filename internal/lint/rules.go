@@ -16,7 +16,7 @@ import (
 var layers = [][]string{
 	{"cmd", "bench"},
 	{"fuse"},
-	{"binlogfs"},
+	{"binlogfs", "columnstore"},
 	{"gateway"},
 	{"journal", "cache", "metadata", "objstore"},
 	{"internal"},
