@@ -37,7 +37,7 @@ var (
 // open group is dropped.
 type Appender struct {
 	l    *Log
-	ack  func(Position) // called when a place became durable, from another goroutine; may be nil
+	ack  func(SourcePlace) // called when a place became durable, from another goroutine; may be nil
 	h    *gateway.Handle
 	t    *tracker
 	file string // its path in the volume
@@ -53,8 +53,11 @@ type Appender struct {
 	statements int64     // of the open group since a part of it went to the volume
 	before     EventType // the event before in the group
 
-	pendingMu sync.Mutex // guards pending
+	pendingMu sync.Mutex // guards the fields below
 	pending   *Pending
+	came      SourcePlace
+
+	own *ownState // nil in mirror mode
 
 	hard hardener
 }
@@ -70,15 +73,32 @@ type Pending struct {
 	Fragments int64 // parts handed to the volume so far
 }
 
+// SourcePlace is a place in a file of the source.
+type SourcePlace struct {
+	File   string
+	Offset int64
+}
+
 // Append begins to add the events of a source, which must be the one of the last
-// epoch; newEpoch lets another begin an epoch of its own. ack is told of each
-// place that became as durable as the log's Ack asks.
-func (l *Log) Append(ctx context.Context, s Source, newEpoch bool, ack func(Position)) (*Appender, error) {
+// epoch; newEpoch lets another begin an epoch of its own or, in own mode, go on with
+// the sequence. ack is told of each place of the source's log that became as
+// durable as the log's Ack asks. It returns ErrOtherSource and ErrMode.
+func (l *Log) Append(ctx context.Context, s Source, newEpoch bool, ack func(SourcePlace)) (*Appender, error) {
+	own, err := l.ownMode()
+	if err != nil {
+		return nil, err
+	}
 	l.mu.Lock()
-	ident := identity{Format: catalogueFormat, UUID: l.ident.UUID, Sources: append([]Source(nil), l.ident.Sources...)}
+	ident := identity{Format: catalogueFormat, UUID: l.ident.UUID, Own: l.ident.Own, Sources: append([]Source(nil), l.ident.Sources...)}
 	l.mu.Unlock()
 	if n := len(ident.Sources); n == 0 || newEpoch {
-		s.Epoch, s.Began = uint32(n)+1, l.opt.Now().UTC()
+		s.Epoch, s.Began = 1, l.opt.Now().UTC()
+		switch {
+		case own != nil:
+			ident.Own = own.Name
+		case n > 0:
+			s.Epoch = ident.Sources[n-1].Epoch + 1
+		}
 		ident.Sources = append(ident.Sources, s)
 		if err := l.t.mkdirAll(ctx, path.Join(l.opt.Dir, epochDir(s.Epoch))); err != nil {
 			return nil, err
@@ -94,6 +114,12 @@ func (l *Log) Append(ctx context.Context, s Source, newEpoch bool, ack func(Posi
 	}
 	a := &Appender{l: l, ack: ack}
 	a.hard.start(ctx, a)
+	if own != nil {
+		a.own = &ownState{opt: *own, other: newEpoch}
+		if err := a.resumeOwn(ctx); err != nil {
+			return nil, errors.Join(err, a.Close(ctx))
+		}
+	}
 	return a, nil
 }
 
@@ -102,6 +128,20 @@ func (l *Log) Append(ctx context.Context, s Source, newEpoch bool, ack func(Posi
 func (a *Appender) Resume() (file string, offset int64) {
 	_, file, offset = a.l.resumeAt()
 	return file, offset
+}
+
+// Received returns the place in the source's log up to which events came. It is
+// safe for concurrent use.
+func (a *Appender) Received() SourcePlace {
+	a.pendingMu.Lock()
+	defer a.pendingMu.Unlock()
+	return a.came
+}
+
+func (a *Appender) received(file string, offset int64) {
+	a.pendingMu.Lock()
+	defer a.pendingMu.Unlock()
+	a.came = SourcePlace{file, offset}
 }
 
 // Pending returns the group that is under way, or nil. It is safe for concurrent
@@ -153,32 +193,42 @@ func (a *Appender) Event(ctx context.Context, size int64, r io.Reader) (stored b
 		return false, a.rotateEvent(ctx, h, r)
 	case h.Type == replication.HEARTBEAT_EVENT, h.Type == replication.HEARTBEAT_LOG_EVENT_V2:
 		return false, discard(r, size-headerSize)
-	case a.t == nil:
+	case a.t == nil && a.own == nil, a.own != nil && a.own.file == "":
 		return false, fmt.Errorf("%w: an event %v before the source said which file it is in", ErrCorrupt, h.Type)
 	case h.Type == replication.FORMAT_DESCRIPTION_EVENT:
 		return a.formatEvent(ctx, raw[:], h, r)
+	case a.own != nil:
+		return a.ownEvent(ctx, raw[:], h, size, r)
 	}
 	whole, err := a.t.bodySize(h)
 	if err != nil {
 		return false, err
 	}
-	n, err := needs(h, whole)
+	body, err := readPrefix(h, whole, r)
 	if err != nil {
 		return false, err
-	}
-	body := make([]byte, n)
-	if _, err := io.ReadFull(r, body); err != nil {
-		return false, unexpected(err)
 	}
 	store, err := a.judge(h, body, whole)
 	if err != nil {
 		return false, err
 	}
-	left := size - headerSize - int64(n)
 	if !store {
-		return false, discard(r, left)
+		return false, discard(r, size-headerSize-int64(len(body)))
 	}
 	return true, a.store(ctx, raw[:], h, body, whole, r)
+}
+
+// readPrefix reads as much of an event's body as judging it needs.
+func readPrefix(h Header, whole int, r io.Reader) ([]byte, error) {
+	n, err := needs(h, whole)
+	if err != nil {
+		return nil, err
+	}
+	body := make([]byte, n)
+	if _, err := io.ReadFull(r, body); err != nil {
+		return nil, unexpected(err)
+	}
+	return body, nil
 }
 
 // rotateEvent follows the source to the file that an artificial Rotate names. It
@@ -199,6 +249,9 @@ func (a *Appender) rotateEvent(ctx context.Context, h Header, r io.Reader) error
 	if !isLogName(name) && len(name) > checksumSize && isLogName(name[:len(name)-checksumSize]) {
 		name = name[:len(name)-checksumSize]
 	}
+	if a.own != nil {
+		return a.ownRotate(ctx, name, int64(pos))
+	}
 	return a.Rotate(ctx, name, int64(pos))
 }
 
@@ -218,6 +271,9 @@ func (a *Appender) formatEvent(ctx context.Context, raw []byte, h Header, r io.R
 		return false, err
 	}
 	a.skipping = false
+	if a.own != nil {
+		return false, a.ownFormat(ctx, event, h, f)
+	}
 	if a.t.end != int64(len(magic)) {
 		if f.Checksum != a.t.format.Checksum {
 			return false, fmt.Errorf("%w: %s goes on with other checksums", ErrCorrupt, a.t.info.Name)
@@ -259,7 +315,7 @@ func (a *Appender) judge(h Header, body []byte, whole int) (store bool, err erro
 	}
 	old := h.LogPos == 0 || int64(h.LogPos) <= a.t.end && a.t.end < 1<<32
 	if step == StepHead {
-		if !old {
+		if !old && a.t.end < 1<<32 {
 			return false, fmt.Errorf("%w: an event %v ends at %d, and %s has %d bytes", ErrGap, h.Type, h.LogPos, a.t.info.Name, a.t.end)
 		}
 		return false, nil

@@ -105,7 +105,7 @@ func (a *Appender) reopen(ctx context.Context, name string) error {
 	l.mu.Lock()
 	info := l.files[len(l.files)-1]
 	l.mu.Unlock()
-	a.file = path.Join(l.opt.Dir, info.Path())
+	a.file = l.path(info)
 	h, err := l.t.handle(ctx, a.file)
 	if err != nil {
 		return fmt.Errorf("%s: %w", a.file, err)
@@ -121,6 +121,9 @@ func (a *Appender) reopen(ctx context.Context, name string) error {
 	}
 	a.staged = a.t.end - int64(len(a.buf))
 	a.ready, a.published, a.saved = a.t.end, a.staged, info.Size
+	if a.own == nil {
+		a.received(name, a.t.end)
+	}
 	// What is staged beyond is of a group that the source sends anew.
 	return a.h.Publish(ctx, a.staged)
 }

@@ -18,8 +18,7 @@ func (a *Appender) store(ctx context.Context, raw []byte, h Header, body []byte,
 	}
 	a.pend(func(p *Pending) { p.Events++ })
 	a.t.bytes(raw)
-	a.t.bytes(body)
-	a.t.crc32.add(body)
+	a.sum(body)
 	if err := a.put(ctx, raw); err != nil {
 		return err
 	}
@@ -34,27 +33,68 @@ func (a *Appender) store(ctx context.Context, raw []byte, h Header, body []byte,
 		if _, err := io.ReadFull(r, sum[:]); err != nil {
 			return unexpected(err)
 		}
-		a.t.bytes(sum[:])
-		if err := a.t.verify(sum[:]); err != nil {
+		if err := a.rightSum(sum[:]); err != nil {
 			return err
 		}
+		a.t.bytes(sum[:])
 		if err := a.put(ctx, sum[:]); err != nil {
 			return err
 		}
 	}
-	if a.t.step == StepEnd && h.LogPos != uint32(a.t.end+int64(h.Size)) {
-		return fmt.Errorf("%w: the group %v ends at %d of %s, where its last event says %d", ErrCorrupt, a.t.groups.GTID(), a.t.end+int64(h.Size), a.t.info.Name, h.LogPos)
+	if err := a.rightEnd(h); err != nil {
+		return err
 	}
 	boundary, err := a.t.finish()
 	if err != nil {
 		return err
 	}
+	if a.own == nil {
+		a.received(a.t.info.Name, a.t.end)
+	} else {
+		a.received(a.own.file, a.own.end)
+	}
 	if boundary {
 		a.ready = a.t.end
+		if a.own != nil {
+			a.ownGroup()
+		}
 		a.setPending(nil)
 		return nil
 	}
 	return a.fragment(ctx, h)
+}
+
+// sum takes bytes of an event's body into its checksums.
+func (a *Appender) sum(p []byte) {
+	a.t.bytes(p)
+	a.t.crc32.add(p)
+	if a.own != nil {
+		a.own.check.add(p)
+	}
+}
+
+// rightSum verifies the checksum with which an event came, and makes it that of
+// the event as it is stored.
+func (a *Appender) rightSum(sum []byte) error {
+	if a.own != nil {
+		return a.ownSum(sum)
+	}
+	return a.t.verify(sum)
+}
+
+// rightEnd verifies that a group ends where its last event says.
+func (a *Appender) rightEnd(h Header) error {
+	if a.t.step != StepEnd {
+		return nil
+	}
+	file, end, says := a.t.info.Name, a.t.end+int64(h.Size), h.LogPos
+	if a.own != nil {
+		file, end, says = a.own.file, a.own.end, a.own.logPos
+	}
+	if says != uint32(end) {
+		return fmt.Errorf("%w: the group %v ends at %d of %s, where its last event says %d", ErrCorrupt, a.t.groups.GTID(), end, file, says)
+	}
+	return nil
 }
 
 // storeRest streams what is left of a body.
@@ -71,8 +111,7 @@ func (a *Appender) storeRest(ctx context.Context, n int, r io.Reader) error {
 		if _, err := io.ReadFull(r, a.buf[at:]); err != nil {
 			return unexpected(err)
 		}
-		a.t.bytes(a.buf[at:])
-		a.t.crc32.add(a.buf[at:])
+		a.sum(a.buf[at:])
 		n -= k
 	}
 	return nil
@@ -123,7 +162,7 @@ func (a *Appender) Flush(ctx context.Context) error {
 	if err := a.h.Publish(ctx, a.ready); err != nil {
 		return fmt.Errorf("publish groups of %s: %w", a.file, err)
 	}
-	if err := a.hard.add(&published{info: a.t.catalogue(), added: a.t.take(), prev: a.t.prev, first: a.published == 0}); err != nil {
+	if err := a.hard.add(&published{info: a.t.catalogue(), added: a.t.take(), prev: a.t.prev, first: a.published == 0, source: a.sourceEnd()}); err != nil {
 		return err
 	}
 	a.published = a.ready
@@ -131,6 +170,14 @@ func (a *Appender) Flush(ctx context.Context) error {
 		return a.save(ctx)
 	}
 	return nil
+}
+
+// sourceEnd is the place in the source's log of what is ready.
+func (a *Appender) sourceEnd() SourcePlace {
+	if a.own != nil {
+		return SourcePlace{a.own.file, a.own.boundary}
+	}
+	return SourcePlace{a.t.info.Name, a.ready}
 }
 
 // stage hands the buffer to the volume.

@@ -42,10 +42,9 @@ func newPlace(t testing.TB) *place {
 
 func (p *place) open() {
 	p.t.Helper()
-	kv := metadata.NewMemKV()
 	v, err := gateway.Open(p.t.Context(), gateway.Options{
 		Store: p.store, URL: "mem:", FS: p.fs, StateDir: "/state", CommitInterval: 20e6,
-		OpenKV: func(string) (metadata.KV, error) { return kv, nil },
+		OpenKV: func(string) (metadata.KV, error) { return metadata.NewMemKV(), nil },
 	})
 	if err != nil {
 		p.t.Fatal(err)
@@ -385,7 +384,7 @@ func TestAppender_HardenFailed_NothingIsToldAfterIt(t *testing.T) {
 	p := newPlace(t)
 	l := p.log()
 	told := 0
-	a, err := l.Append(t.Context(), testSource, false, func(Position) { told++ })
+	a, err := l.Append(t.Context(), testSource, false, func(SourcePlace) { told++ })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -95,7 +95,10 @@ func readNames(ctx context.Context, t Tree, dir string) (*identity, []fileName, 
 		return nil, nil, err
 	}
 	var all []fileName
-	for _, s := range ident.Sources {
+	for i, s := range ident.Sources {
+		if i > 0 && s.Epoch == ident.Sources[i-1].Epoch {
+			continue
+		}
 		names, err := logNames(ctx, t, path.Join(dir, epochDir(s.Epoch)))
 		if err != nil {
 			return nil, nil, err

@@ -11,9 +11,10 @@
 //	<dir>/<epoch>/binlog.index        the names, one a line, as the server's own index has them
 //	<dir>/<epoch>/<name>.<number>.json  the catalogue of one file (type FileInfo)
 //
-// A failover to a source that goes on in other files begins the next epoch:
-// replicas that ask by GTID go on, those that ask by file and position get an
-// error.
+// This is mirror mode. A failover to a source that goes on in other files begins
+// the next epoch: replicas that ask by GTID go on, those that ask by file and
+// position get an error. In own mode there is one epoch with a sequence of files
+// of the relay's (type OwnFiles), which a failover does not end.
 //
 // # A file
 //

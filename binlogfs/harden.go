@@ -23,10 +23,11 @@ type hardener struct {
 
 // published is a publication on its way to being durable.
 type published struct {
-	info  *FileInfo
-	prev  *GTIDState // at the beginning of the file; not changed any more
-	added *GTIDState // its groups
-	first bool       // of its file: what the file begins with counts, too
+	info   *FileInfo
+	prev   *GTIDState // at the beginning of the file; not changed any more
+	added  *GTIDState // its groups
+	source SourcePlace
+	first  bool // of its file: what the file begins with counts, too
 }
 
 func (d *hardener) start(ctx context.Context, a *Appender) {
@@ -97,7 +98,7 @@ func (d *hardener) run(ctx context.Context) {
 		if err == nil {
 			d.a.l.advance(p)
 			if d.a.ack != nil {
-				d.a.ack(Position{p.info.Epoch, p.info.Name, p.info.Size})
+				d.a.ack(p.source)
 			}
 		}
 		d.mu.Lock()

@@ -57,8 +57,9 @@ func (s *Source) Same(o *Source) bool {
 // identity is relay.json.
 type identity struct {
 	Format  int      `json:"format"`
-	UUID    string   `json:"uuid,omitempty"` // of the relay, towards MySQL
-	Sources []Source `json:"sources"`        // one per epoch, ascending
+	Own     string   `json:"own_name,omitempty"` // of own mode's files; empty in mirror mode
+	UUID    string   `json:"uuid,omitempty"`     // of the relay, towards MySQL
+	Sources []Source `json:"sources"`            // one per epoch, ascending; in own mode all in one
 }
 
 // Position is a place in the archive.
@@ -75,8 +76,11 @@ type LogOptions struct {
 	// Fragment says in which parts an open group goes to the volume; the zero
 	// value means parts of 1 MiB.
 	Fragment Fragment
-	Now      func() time.Time
-	Logger   *slog.Logger
+	// Own makes the archive keep files of its own sequence instead of its source's;
+	// nil: mirror mode. It counts for who appends.
+	Own    *OwnFiles
+	Now    func() time.Time
+	Logger *slog.Logger
 }
 
 // Log is an archive of binary logs in a volume that this process writes. All
@@ -95,6 +99,9 @@ type Log struct {
 	naming chan struct{}
 	needs  map[any]Position // what readers still need, by reader
 	marks  []KeepMark       // by name
+	// ownFrom is the source's file from which the last group is, in own mode; empty
+	// until one was stored.
+	ownFrom string
 
 	marking sync.Mutex // one change of marks at a time; taken before mu, and held over the volume's journal
 }
@@ -116,6 +123,13 @@ func OpenLog(ctx context.Context, v *gateway.Volume, o LogOptions) (*Log, error)
 	}
 	if err := o.Fragment.Validate(); err != nil {
 		return nil, err
+	}
+	if o.Own != nil {
+		own := *o.Own
+		if err := own.Validate(); err != nil {
+			return nil, err
+		}
+		o.Own = &own
 	}
 	l := &Log{t: VolumeTree{v}, opt: o, changed: make(chan struct{}), naming: make(chan struct{}, 1), needs: map[any]Position{}}
 	if err := l.t.mkdirAll(ctx, o.Dir); err != nil {
@@ -200,7 +214,7 @@ func (l *Log) saveCatalogue(ctx context.Context, info *FileInfo) error {
 	if err != nil {
 		return err
 	}
-	return l.t.writeFile(ctx, path.Join(l.opt.Dir, info.Path())+catalogueSuffix, body)
+	return l.t.writeFile(ctx, l.path(info)+catalogueSuffix, body)
 }
 
 // saveIdentity writes relay.json.
@@ -246,7 +260,7 @@ func (l *Log) Files() []*FileInfo {
 	return slices.Clone(l.files)
 }
 
-// Sources returns the server of each epoch.
+// Sources returns the server of each epoch, in own mode those of the only one.
 func (l *Log) Sources() []Source {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -257,6 +271,9 @@ func (l *Log) Sources() []Source {
 func (l *Log) Open(ctx context.Context, epoch uint32, name string) (File, error) {
 	return l.t.Open(ctx, path.Join(l.opt.Dir, epochDir(epoch), name))
 }
+
+// path is where a file lies in the volume.
+func (l *Log) path(f *FileInfo) string { return path.Join(l.opt.Dir, f.Path()) }
 
 // Need says that the reader needs everything from pos on: Purge keeps it. The
 // reader takes it back with Done. A reader that is a string or a Stringer is named

@@ -79,7 +79,7 @@ func logNames(ctx context.Context, t Tree, dir string) ([]string, error) {
 // in its journal, and made as durable as Ack asks before anybody is told.
 func (l *Log) recover(ctx context.Context) error {
 	for i, info := range l.files {
-		name := path.Join(l.opt.Dir, info.Path())
+		name := l.path(info)
 		size, err := l.t.size(ctx, name)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)

@@ -101,6 +101,8 @@ type Puller struct {
 	lost    time.Time // when it was lost; zero while it is not
 	corrupt Position  // where corrupt bytes made the connection end last
 
+	farthest int64 // the greatest position that is asked for; 0: what the protocol has room for
+
 	mu       sync.Mutex // guards the fields below; never held during I/O
 	status   PullStatus
 	appender *Appender
@@ -236,13 +238,7 @@ func (p *Puller) pull(ctx context.Context, addr string) (streamed bool, err erro
 		}
 		file, offset = "", 0
 	}
-	if file == "" {
-		if file, err = s.begin(p.o.Start, newEpoch, p.l.State()); err != nil {
-			return false, err
-		}
-		offset = int64(len(magic))
-	}
-	if err := s.dump(file, offset); err != nil {
+	if err := p.ask(ctx, s, file, offset, newEpoch); err != nil {
 		return false, err
 	}
 	a, err := p.l.Append(ctx, s.source, newEpoch, s.ack)
@@ -266,6 +262,41 @@ func (p *Puller) pull(ctx context.Context, addr string) (streamed bool, err erro
 		err = &transientError{err}
 	}
 	return true, err
+}
+
+// ask asks for the stream from where the archive goes on: by the source's file and
+// position, and by GTID in own mode and where a position is too large to be asked for.
+func (p *Puller) ask(ctx context.Context, s *sourceConn, file string, offset int64, newEpoch bool) (err error) {
+	own, err := p.l.ownMode()
+	if err != nil {
+		return &fatalError{err}
+	}
+	if own != nil {
+		if err := s.needGTIDs(); err != nil {
+			return err
+		}
+	}
+	if own != nil || offset > s.farthest() {
+		state, err := p.l.published(ctx)
+		if err != nil {
+			return &fatalError{err}
+		}
+		switch {
+		case state == nil:
+		case state.Empty() && own == nil:
+			return &fatalError{fmt.Errorf("%s is longer than 4 GiB, which can't be asked for by position, and the source has no GTIDs: flush its binary logs", file)}
+		default:
+			return s.dumpAfter(state)
+		}
+		file = ""
+	}
+	if file == "" {
+		if file, err = s.begin(p.o.Start, newEpoch, p.l.State()); err != nil {
+			return err
+		}
+		offset = int64(len(magic))
+	}
+	return s.dump(file, offset)
 }
 
 // connected notes that the stream has begun.

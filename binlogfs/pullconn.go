@@ -47,7 +47,7 @@ type sourceConn struct {
 	frames   *frames
 	in       *events
 
-	acked Position
+	acked SourcePlace
 	addr  string
 	once  sync.Once
 }
@@ -200,9 +200,11 @@ func (s *sourceConn) query(q string, fn func(row []string)) error {
 	for i := range r.Values {
 		row := make([]string, len(r.Values[i]))
 		for k := range row {
-			if row[k], err = r.GetString(i, k); err != nil {
+			text, err := r.GetString(i, k)
+			if err != nil {
 				return fmt.Errorf("%.60s: %w", q, err)
 			}
+			row[k] = strings.Clone(text) // the library's buffer is used again
 		}
 		fn(row)
 	}
@@ -274,24 +276,33 @@ func (s *sourceConn) fileOf(state *GTIDState) (string, error) {
 	if state == nil {
 		state = NewGTIDState(s.source.Flavor)
 	}
-	if state.Flavor() == MariaDB {
-		err = ask.query("SET @slave_connect_state='"+state.Position()+"'", nil)
-		if err == nil {
-			err = ask.send(mysql.COM_BINLOG_DUMP, ask.dumpAt("", int64(len(magic))))
-		}
-	} else {
-		gtids := state.Encode()
-		b := binary.LittleEndian.AppendUint16(nil, 0)
-		b = binary.LittleEndian.AppendUint32(b, s.p.o.ServerID)
-		b = binary.LittleEndian.AppendUint32(b, 0)
-		b = binary.LittleEndian.AppendUint64(b, uint64(len(magic)))
-		b = binary.LittleEndian.AppendUint32(b, uint32(len(gtids)))
-		err = ask.send(mysql.COM_BINLOG_DUMP_GTID, append(b, gtids...))
-	}
-	if err != nil {
+	if err := ask.sendAfter(state); err != nil {
 		return "", err
 	}
 	return ask.firstFile()
+}
+
+// sendAfter asks for the groups that are not in a state.
+func (s *sourceConn) sendAfter(state *GTIDState) error {
+	if s.source.Flavor == MariaDB {
+		if err := s.query("SET @slave_connect_state='"+state.Position()+"', @slave_gtid_strict_mode=1", nil); err != nil {
+			return err
+		}
+		return s.send(mysql.COM_BINLOG_DUMP, s.dumpAt("", int64(len(magic))))
+	}
+	return s.send(mysql.COM_BINLOG_DUMP_GTID, s.dumpGTID("", int64(len(magic)), state))
+}
+
+// dumpGTID is the body of COM_BINLOG_DUMP_GTID.
+func (s *sourceConn) dumpGTID(file string, offset int64, state *GTIDState) []byte {
+	gtids := state.Encode()
+	b := binary.LittleEndian.AppendUint16(nil, 0)
+	b = binary.LittleEndian.AppendUint32(b, s.p.o.ServerID)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(file)))
+	b = append(b, file...)
+	b = binary.LittleEndian.AppendUint64(b, uint64(offset))
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(gtids)))
+	return append(b, gtids...)
 }
 
 // firstFile reads the artificial Rotate that begins a stream.
@@ -314,8 +325,54 @@ func (s *sourceConn) firstFile() (string, error) {
 	return file, err
 }
 
-// dump registers the relay as a replica and asks for the stream.
+// dump asks for the stream from a place on.
 func (s *sourceConn) dump(file string, offset int64) error {
+	if err := s.register(); err != nil {
+		return err
+	}
+	if err := s.send(mysql.COM_BINLOG_DUMP, s.dumpAt(file, offset)); err != nil {
+		return err
+	}
+	// The archive is not bound to a source before that one has sent something.
+	return s.in.accepted()
+}
+
+// dumpAfter asks for the stream of the groups that are not in a state.
+func (s *sourceConn) dumpAfter(state *GTIDState) error {
+	if err := s.register(); err != nil {
+		return err
+	}
+	if err := s.sendAfter(state); err != nil {
+		return err
+	}
+	return s.in.accepted()
+}
+
+// farthest is the greatest position that can be asked for.
+func (s *sourceConn) farthest() int64 {
+	if s.p.farthest > 0 {
+		return s.p.farthest
+	}
+	return 1<<32 - 1
+}
+
+// needGTIDs refuses a source that gives its groups no GTIDs.
+func (s *sourceConn) needGTIDs() error {
+	if s.source.Flavor == MariaDB {
+		return nil
+	}
+	mode, err := s.variable("gtid_mode")
+	if err != nil {
+		return err
+	}
+	if mode != "ON" {
+		return &fatalError{fmt.Errorf("own mode needs GTIDs, and the source has gtid_mode=%s: set it to ON there, or use mirror mode", mode)}
+	}
+	return nil
+}
+
+// register makes the relay one of the source's replicas.
+func (s *sourceConn) register() error {
 	b := binary.LittleEndian.AppendUint32(nil, s.p.o.ServerID)
 	for _, text := range []string{replicaName, "", ""} { // host, user, password
 		b = append(append(b, byte(len(text))), text...)
@@ -334,14 +391,7 @@ func (s *sourceConn) dump(file string, offset int64) error {
 		}
 		return explain(fmt.Errorf("register as a replica: %w", err))
 	}
-	if offset >= 1<<32 {
-		return &fatalError{fmt.Errorf("%s is longer than 4 GiB, which can't be asked for by position", file)}
-	}
-	if err := s.send(mysql.COM_BINLOG_DUMP, s.dumpAt(file, offset)); err != nil {
-		return err
-	}
-	// The archive is not bound to a source before that one has sent something.
-	return s.in.accepted()
+	return nil
 }
 
 // dumpAt is the body of COM_BINLOG_DUMP.
@@ -375,7 +425,7 @@ func (s *sourceConn) send(command byte, body []byte) error {
 
 // ack tells the source that everything up to a place is safe. Acknowledgements
 // are cumulative, so one for the newest place stands for many groups.
-func (s *sourceConn) ack(pos Position) {
+func (s *sourceConn) ack(pos SourcePlace) {
 	if !s.semiSync || s.acked == pos {
 		return
 	}

@@ -242,5 +242,8 @@ func (s *GTIDState) encodeList() []byte {
 		b = binary.LittleEndian.AppendUint32(b, g.ServerID)
 		b = binary.LittleEndian.AppendUint64(b, g.Number)
 	}
+	if len(all) == 0 {
+		b = append(b, 0, 0) // as servers write it
+	}
 	return b
 }

@@ -77,6 +77,13 @@ func (f *follower) byPosition(file string, offset int64) func(string) string {
 func (f *follower) caughtUp(primary *dbtest.Server) {
 	f.t.Helper()
 	file, offset := position(f.t, primary)
+	f.at(file, offset, primary)
+}
+
+// at waits until the server has executed what lies before a place, and compares
+// the tables with the primary's.
+func (f *follower) at(file string, offset int64, primary *dbtest.Server) {
+	f.t.Helper()
 	wait := "master_pos_wait"
 	if f.Kind == dbtest.MySQL97 {
 		wait = "source_pos_wait"

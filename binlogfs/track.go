@@ -84,9 +84,11 @@ func needs(h Header, whole int) (int, error) {
 }
 
 // bodySize is how long an event's body is without the checksum.
-func (t *tracker) bodySize(h Header) (int, error) {
+func (t *tracker) bodySize(h Header) (int, error) { return bodySize(&t.format, h) }
+
+func bodySize(f *Format, h Header) (int, error) {
 	n := int(h.Size) - headerSize
-	if t.format.Checksum || h.Type == replication.FORMAT_DESCRIPTION_EVENT {
+	if f.Checksum || h.Type == replication.FORMAT_DESCRIPTION_EVENT {
 		n -= checksumSize
 	}
 	if n < 0 {

@@ -36,6 +36,9 @@ type relayOptions struct {
 	failover     interval
 	unit         choice
 	size         int64
+	mode         choice
+	own          binlogfs.OwnFiles
+	most         config.Size // of an own file
 	serve        serveOptions
 }
 
@@ -45,14 +48,16 @@ func (a *app) binlogRelayCommand() *cobra.Command {
 		ack: choice{"journal", []string{"journal", "bucket", "memory"}}, compress: choice{"off", []string{"off", "zlib", "zstd"}},
 		tlsMode:   choice{"off", []string{"off", "required", "verify-ca", "verify-identity"}},
 		heartbeat: interval{d: time.Second, min: 100 * time.Millisecond, max: time.Minute}, failover: interval{max: 24 * time.Hour},
-		unit: choice{"bytes", []string{"bytes", "statements"}},
+		unit: choice{"bytes", []string{"bytes", "statements"}}, mode: choice{"mirror", []string{"mirror", "own"}}, most: config.Size{Bytes: 1 << 30, Min: 4096},
 	}
 	o.relay = r
 	c := &cobra.Command{
 		Use: "relay <url> --source host:port --source-user name --server-id n", Short: "Keep a server's binary log in a volume", Args: cobra.ExactArgs(1),
 		Long: `Connects to a MariaDB or MySQL server as a replica does, and keeps its binary log
-in the volume, byte for byte, under its own file names. It returns when the log
-is being pulled. With --mount the files are to be seen in a directory.
+in the volume, byte for byte, under its own file names; with --mode own in a
+sequence of files of the relay's, which goes on over a change of the source. It
+returns when the log is being pulled. With --mount the files are to be seen in a
+directory.
 
 The password comes from --source-password-file, or from the environment's
 CISTERN_SOURCE_PASSWORD. Other settings come from flags, then from the
@@ -76,6 +81,9 @@ of the file that --config names. SIGTERM and SIGINT end the relay.`,
 	f.Var(&r.heartbeat, "heartbeat", "how often an idle source says that it lives")
 	f.BoolVar(&r.pull.SemiSync, "semi-sync", false, "the source waits for the relay's acknowledgements")
 	f.Var(&r.ack, "ack", "when a group counts as received: durable on this disk, in the bucket, or not at all")
+	f.Var(&r.mode, "mode", "whose files the archive has: those of the source, or a sequence of its own, which needs GTIDs")
+	f.StringVar(&r.own.Name, "binlog-name", "binlog", "name of the files in own mode, without their numbers")
+	f.Var(&r.most, "max-binlog-size", "size from which on a file in own mode is followed by the next, up to 1G")
 	f.Var(&r.failover, "failover", "how long the source must be lost before another takes its place; 0: never")
 	r.serve.flags(f)
 	f.Var(&r.unit, "fragment-unit", "what the parts of an open group are counted in")
@@ -145,6 +153,13 @@ func (a *app) relaySettings(c *cobra.Command, o *mountOptions, args []string) er
 	if err := r.pull.Validate(); err != nil {
 		return err
 	}
+	if o := r.ownFiles(); o != nil {
+		if err := o.Validate(); err != nil {
+			return err
+		}
+	} else if c.Flags().Changed("max-binlog-size") || c.Flags().Changed("binlog-name") {
+		return errors.New("--max-binlog-size and --binlog-name need --mode own: in mirror mode files are called and end as the source's do")
+	}
 	if r.serve.listen != "" {
 		if _, err := r.serve.options(); err != nil {
 			return err
@@ -157,6 +172,14 @@ func (a *app) relaySettings(c *cobra.Command, o *mountOptions, args []string) er
 		o.logFile = filepath.Join(o.state, logName)
 	}
 	return nil
+}
+
+// ownFiles is the sequence of own mode; nil in mirror mode.
+func (r *relayOptions) ownFiles() *binlogfs.OwnFiles {
+	if r.mode.value != "own" {
+		return nil
+	}
+	return &binlogfs.OwnFiles{Name: r.own.Name, MaxSize: r.most.Bytes, ServerID: r.pull.ServerID}
 }
 
 // sourcePassword reads the password when it is needed, so that it can change.
@@ -189,7 +212,7 @@ type relayed struct {
 func (r *relayOptions) open(ctx context.Context, v *gateway.Volume, log *slog.Logger) (*relayed, error) {
 	l, err := binlogfs.OpenLog(ctx, v, binlogfs.LogOptions{
 		Dir: r.dir, Ack: binlogfs.Ack(r.ack.value), Logger: log,
-		Fragment: binlogfs.Fragment{Unit: binlogfs.FragmentUnit(r.unit.value), Size: r.size},
+		Fragment: binlogfs.Fragment{Unit: binlogfs.FragmentUnit(r.unit.value), Size: r.size}, Own: r.ownFiles(),
 	})
 	if err != nil {
 		return nil, err

@@ -119,6 +119,18 @@ func (s *Server) wait(t testing.TB) {
 	}
 }
 
+// Tool is the command line of one of the server's own programs.
+func (s *Server) Tool(t testing.TB, name string) []string {
+	t.Helper()
+	switch s.Kind {
+	case MariaDB118, MySQL97:
+		return []string{filepath.Join(s.fetched, "run"), "usr/bin/" + name}
+	case MySQL56:
+		t.Fatalf("%s has no programs of its own", s.Kind)
+	}
+	return []string{name}
+}
+
 // Addr is where it listens on TCP.
 func (s *Server) Addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(s.Port)) }
 
