@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,8 +34,9 @@ import (
 // so that whoever sees a new name or size can't find old bytes, or the zeros
 // that fill the last page of a shorter file.
 //
-// When the path can't be gone on with, because collection has passed, the state
-// is loaded anew from the manifest of the head, beside the old one.
+// When the path can't be gone on with, because collection has passed or a restore
+// went back to an earlier commit, the state is loaded anew from the manifest of
+// the head, beside the old one.
 type Follower struct {
 	o    FollowOptions
 	view *View
@@ -209,6 +211,9 @@ func (f *Follower) look(ctx context.Context, sure bool, moved func()) error {
 	}
 	for {
 		found, more, err := f.gather(ctx)
+		if resets(found) {
+			return f.rebuild(ctx, moved)
+		}
 		if len(found) > 0 {
 			if merr := f.move(found, moved); merr != nil {
 				f.o.Logger.Warn("the local index can't be moved on; it is built anew", "volume", f.o.URL, "error", merr)
@@ -244,6 +249,12 @@ func (f *Follower) gather(ctx context.Context) (found []*entry, more bool, err e
 	return found, true, nil
 }
 
+// resets says whether one of the entries goes back to an earlier state, so that
+// the path can't be followed by differences.
+func resets(list []*entry) bool {
+	return slices.ContainsFunc(list, func(e *entry) bool { return e.commit != nil && e.commit.Resets() })
+}
+
 // lookAhead asks the lease whether there is a later commit than the path leads
 // to: then collection has passed, and the state is loaded anew.
 func (f *Follower) lookAhead(ctx context.Context, moved func()) error {
@@ -262,6 +273,8 @@ func (f *Follower) lookAhead(ctx context.Context, moved func()) error {
 	switch {
 	case err != nil:
 		return err
+	case resets(found):
+		return f.rebuild(ctx, moved)
 	case len(found) > 0:
 		return f.move(found, moved)
 	case l.Hint.N <= shown.N:

@@ -128,8 +128,12 @@ func (v *Volume) writeManifest(ctx context.Context, due bool) error {
 func (v *Volume) replacedBy(ctx context.Context, m, prev *metadata.Manifest) ([]metadata.Dead, error) {
 	var dead []metadata.Dead
 	from := metadata.CommitID{Epoch: 1}
+	least := uint64(1) // the first commit that nothing names as dead yet
 	if prev != nil {
-		from = prev.CommitID
+		from, least = prev.CommitID, prev.N+1
+		if prev.Head.Manifest == prev.CommitID {
+			least = prev.N // a restore's commit, which names its own manifest
+		}
 		dead = append(dead, metadata.Dead{Key: metadata.ManifestKey(prev.CommitID), Birth: prev.N})
 		_, gone := m.Diff(prev)
 		for i := range gone {
@@ -145,7 +149,7 @@ func (v *Volume) replacedBy(ctx context.Context, m, prev *metadata.Manifest) ([]
 		err = objstore.ListAll(ctx, v.store, prefix, "", func(i objstore.Info) error {
 			id, ok := metadata.ParseCommitKey(i.Key)
 			seal := e < m.Epoch && id == last // an epoch that is closed ends in its seal
-			if ok && !seal && id.N > from.N && id.N <= m.N {
+			if ok && !seal && id.N >= least && id.N <= m.N {
 				dead = append(dead, metadata.Dead{Key: i.Key, Size: i.Size, Birth: id.N})
 			}
 			return nil

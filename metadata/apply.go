@@ -14,7 +14,8 @@ var ErrNotNext = errors.New("not the commit that follows the index's last one")
 // are forgotten. For the commit that is the head already it does nothing.
 //
 // After an error or a crash the same commit is applied again. ErrNotNext: the
-// commit does not follow, or another one was interrupted before.
+// commit does not follow, or goes back to an earlier state (Resets), or another
+// one was interrupted before.
 func (ix *Index) Apply(c *Commit, hash string, local []LocalSum) error {
 	ix.applyMu.Lock()
 	defer ix.applyMu.Unlock()
@@ -40,6 +41,8 @@ func (ix *Index) follows(head *Head, c *Commit, hash string) error {
 		at.Epoch = 1
 	}
 	switch {
+	case c.Resets():
+		return fmt.Errorf("it goes back to an earlier state: %w", ErrNotNext)
 	case c.Epoch < at.Epoch || c.N <= at.N || c.N-at.N != c.Epoch-at.Epoch+1:
 		return fmt.Errorf("after commit %v: %w", head.CommitID, ErrNotNext)
 	case c.Prev != head.Hash:
