@@ -59,6 +59,9 @@
 // A Follower (follow.go) is a View that moves from commit to commit after the
 // writer; it reads only, and Delta says what a move changes.
 //
+// A restore (restore.go) is a commit that names a manifest of its own number: its
+// state is that manifest's, which metadata.Rewind makes from an earlier one.
+//
 // # Locks, in the order in which they are taken
 //
 //	Follower.names  held shared by requests for names and attributes, and

@@ -208,5 +208,7 @@ func (v *Volume) putOnce(ctx context.Context, key string, body []byte) error {
 }
 
 // PresentName is the name of the snapshot that a restore leaves where none is
-// given: it tells when, to the second, in UTC.
-func PresentName(now time.Time) string { return "before-restore-" + now.UTC().Format("20060102-150405") }
+// given: it tells when, to the millisecond, in UTC.
+func PresentName(now time.Time) string {
+	return "before-restore-" + now.UTC().Format("20060102-150405.000")
+}

@@ -79,6 +79,14 @@ func api(s calls, m *mountProcess) http.Handler {
 		}
 		return m.snapshot(r.Context(), o)
 	}))
+	mux.Handle("POST /v1/restore", h.Stream(func(r *http.Request, emit func(any) error) error {
+		q := get(r)
+		n, names := uint64(q.int("commit", 10)), q.Values["path"]
+		if q.err != nil {
+			return q.err
+		}
+		return m.restorePaths(r.Context(), s, n, names, func(e restoreEvent) error { return emit(e) })
+	}))
 	mux.Handle("POST /v1/collect", h.Call(func(r *http.Request) (any, error) {
 		q := get(r)
 		dry := q.bool("dry")
