@@ -1,14 +1,14 @@
 // Command bench compares a cistern mount with what it stands on: the same jobs
 // on a directory of the local file system, on a bare FUSE loopback over such a
 // directory (bench/loopback), and on a mount of a volume in a file:// store. It
-// also compares mounts of volumes in an object store with plain requests to it.
+// also compares mounts of volumes in an object store with plain requests to it,
+// and with other file systems over it that are found on the machine.
 //
 //	go run ./bench list                 the suites and their jobs
 //	go run ./bench io [flags]           run the suite io; -h lists the flags
 //	go run ./bench io --store s3        its jobs with an object store; gs, or s3://bucket/prefix
-//	go run ./bench memory [flags]       run the suite memory: a large volume in 512 MiB
-//	go run ./bench relay [flags]        the binary log relay between a primary and its replica
-//	go run ./bench fragment [flags]     a large transaction on its way through the relay
+//	go run ./bench cpimport [flags]     run another suite: memory, relay, fragment, …
+//	go run ./bench compare OLD NEW      what moved between two runs, from their JSON
 //	go run ./bench lineitem --rows N    TPC-H lineitem rows as tab-separated text
 //
 // A Suite is a list of Jobs. A Job prepares its files once on each Target and
@@ -17,13 +17,12 @@
 // alike. What it measured are Metrics; the report gives median, spread and
 // ratio of each, and whether it keeps its Bar.
 //
-//	main.go     commands and flags       target.go   directories, loopback, mounts
-//	suite.go    Suite, Job, the rounds   report.go   statistics, Markdown, JSON
-//	suite_io.go the jobs of suite io     fio.go, oltp.go, churn.go, upload.go  what they run
-//	suite_memory.go, memory.go           the suite memory
-//	suite_store.go, raw.go               jobs with an object store, and plain requests to it
-//	remote.go, proxy.go                  that store, and the network before it
-//	relay*.go, fragment.go               the suites relay and fragment, which have jobs without targets
+//	main.go      commands                 flags.go, run.go  a suite's flags and run
+//	suite.go     Suite, Job, the rounds   target.go, peer.go  where jobs run
+//	report.go    statistics, JSON         markdown.go, chart.go, compare.go  what is shown
+//	relay*.go, fragment.go  suites whose jobs have no targets
+//	suite_*.go   a suite's jobs each      the other files: what the jobs run
+//	trace        the recorded operations of a ColumnStore and their replay
 //
 // With --store the volumes lie in a server of the run's own (versitygw or
 // fake-gcs-server). Between it and all its clients is a proxy that adds latency

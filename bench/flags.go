@@ -41,7 +41,7 @@ func (o options) kinds(s Suite) []Kind {
 		kinds = s.Dirs
 	default:
 		for _, k := range allKinds {
-			if !k.isPeer() && k != StoreGS && (o.remote() || !k.needsRemote()) {
+			if !k.optional() && k != StoreGS && (o.remote() || !k.needsRemote()) {
 				kinds = append(kinds, k)
 			}
 		}
@@ -90,6 +90,7 @@ func parseFlags(s Suite, args []string) (Config, options, error) {
 	if o.store == "" {
 		o.store = "file"
 	}
+	c.MountArgs = slices.Clone(s.MountArgs)
 	flags, quick, mib := flagsOf(s, &c, &o)
 	if err := flags.Parse(args); err != nil {
 		return c, o, errors.Join(errUsage, err)

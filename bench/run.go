@@ -124,8 +124,8 @@ func buildPrograms(ctx context.Context, kinds []Kind, dir string, c *Config) (er
 	return nil
 }
 
-// onTargets opens the targets, runs the jobs and closes the targets again. A
-// peer that can't be opened is missing, which is no error.
+// onTargets opens the targets, runs the jobs and closes the targets again. What
+// is optional and can't be opened is missing, which is no error.
 func onTargets(ctx context.Context, c Config, jobs []Job, kinds []Kind, base string) (rows []*Row, missing []string, err error) {
 	var targets []*Target
 	defer func() {
@@ -140,7 +140,7 @@ func onTargets(ctx context.Context, c Config, jobs []Job, kinds []Kind, base str
 	}()
 	for _, kind := range kinds {
 		t, err := OpenTarget(ctx, kind, base, c)
-		if err != nil && kind.isPeer() && ctx.Err() == nil {
+		if err != nil && kind.optional() && ctx.Err() == nil {
 			first, _, _ := strings.Cut(err.Error(), "\n")
 			missing = append(missing, first)
 			fmt.Fprintln(os.Stderr, "not measured:", err)

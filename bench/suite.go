@@ -24,6 +24,9 @@ type Suite struct {
 	// file, and all that its jobs run on but the peers.
 	Store string
 	Dirs  []Kind
+	// MountArgs are further flags of the suite's cistern mounts, before those of
+	// --mount-arg.
+	MountArgs []string
 }
 
 // Config is what a run may vary.
@@ -69,7 +72,7 @@ type Job struct {
 // choose is for all that are a writable directory.
 func (j Job) runsOn(k Kind) bool {
 	if j.Targets == nil {
-		return k != Fixed && k != Raw && k != Bucket
+		return !slices.Contains([]Kind{Fixed, Raw, Bucket, ColumnStore}, k)
 	}
 	return slices.Contains(j.Targets, k)
 }
@@ -80,7 +83,11 @@ type Metric struct {
 	Unit   string
 	Better Direction
 	Bar    Bar
+	On     []Kind // where the job yields it; nil: on all of its targets
 }
+
+// on says whether the metric is yielded on targets of this kind.
+func (m Metric) on(k Kind) bool { return m.On == nil || slices.Contains(m.On, k) }
 
 // Direction says which way a metric is good.
 type Direction int
@@ -204,6 +211,9 @@ func (r *runner) targetsOf(j Job) []*Target {
 func (r *runner) addRows(j Job) {
 	for _, m := range j.Metrics {
 		for _, t := range r.targetsOf(j) {
+			if !m.on(t.Kind) {
+				continue
+			}
 			row := &Row{
 				Job: j.Name, What: j.What, Setting: j.Setting, Metric: m.Name, Unit: m.Unit, Better: m.Better.String(),
 				Target: t.Name, Kind: t.Kind, Options: t.Options, NotDurable: t.NotDurable, metric: m,
@@ -218,7 +228,9 @@ func (r *runner) fail(j Job, t *Target, err error) {
 	fmt.Fprintf(r.log, "%s on %s failed: %v\n", j.Name, t.Name, err)
 	r.broken[[2]string{j.Name, t.Name}] = true
 	for _, m := range j.Metrics {
-		r.byKey[rowKey{j.Name, m.Name, t.Name}].Error = err.Error()
+		if row := r.byKey[rowKey{j.Name, m.Name, t.Name}]; row != nil {
+			row.Error = err.Error()
+		}
 	}
 }
 
@@ -237,6 +249,9 @@ func (r *runner) runOne(ctx context.Context, j Job, round int) error {
 			continue
 		}
 		for _, m := range j.Metrics {
+			if !m.on(t.Kind) {
+				continue
+			}
 			value, ok := values[m.Name]
 			if !ok {
 				r.fail(j, t, fmt.Errorf("the job gave no value for %s", m.Name))

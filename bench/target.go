@@ -32,10 +32,12 @@ const (
 	Rclone   Kind = "rclone"
 	JuiceFS  Kind = "juicefs"
 	GCSFuse  Kind = "gcsfuse"
+
+	ColumnStore Kind = "columnstore" // the real one of this machine
 )
 
 // allKinds are all of them, in the order of a table.
-var allKinds = []Kind{Ext4, Loopback, Mount, Fixed, Store, StoreGS, Bucket, Raw, S3FS, Rclone, JuiceFS, GCSFuse}
+var allKinds = []Kind{Ext4, Loopback, Mount, Fixed, Store, StoreGS, Bucket, Raw, S3FS, Rclone, JuiceFS, GCSFuse, ColumnStore}
 
 // ofCistern says whether such a target is a mount of a volume.
 func (k Kind) ofCistern() bool {
@@ -44,6 +46,9 @@ func (k Kind) ofCistern() bool {
 
 // isPeer says whether such a target is somebody else's file system.
 func (k Kind) isPeer() bool { return slices.Contains([]Kind{S3FS, Rclone, JuiceFS, GCSFuse}, k) }
+
+// optional says whether a run does without such a target where it can't be had.
+func (k Kind) optional() bool { return k.isPeer() || k == ColumnStore }
 
 // needsRemote says whether such a target needs an object store.
 func (k Kind) needsRemote() bool {
@@ -72,6 +77,8 @@ func (k Kind) describe() string {
 		return "a mount with --durability bucket of a volume in the object store of --store"
 	case Raw:
 		return "plain requests to the object store of --store"
+	case ColumnStore:
+		return "the ColumnStore of this machine"
 	}
 	return peerOf(k).describe()
 }
@@ -145,6 +152,8 @@ func OpenTarget(ctx context.Context, kind Kind, base string, c Config) (*Target,
 		}
 	case Fixed:
 		err = t.openFixed(ctx, c.FileBytes)
+	case ColumnStore:
+		err = t.openColumnStore()
 	case S3FS, Rclone, JuiceFS, GCSFuse:
 		err = t.openPeer(ctx, base)
 	default:

@@ -8,21 +8,26 @@ import (
 
 // linker finds what an operation has to wait for within its own process.
 type linker struct {
-	touched map[string]int // a path or descriptor: the last operation on it
-	changed map[string]int // a path: the last one that made, moved or removed it
-	below   map[string]int // a folder: the last one on anything below it
+	touched map[string]int   // a path or descriptor: the last operation on it
+	changed map[string]int   // a path: the last one that made, moved or removed it
+	below   map[string][]int // a folder: all on anything below it
 }
 
 func newLinker() *linker {
-	return &linker{touched: map[string]int{}, changed: map[string]int{}, below: map[string]int{}}
+	return &linker{touched: map[string]int{}, changed: map[string]int{}, below: map[string][]int{}}
 }
 
 // link returns the operations that the n-th one waits for, and notes it.
 func (l *linker) link(n int, o *Op) []int {
 	var after []int
-	wait := func(m map[string]int, key string) {
-		if i, ok := m[key]; ok && !slices.Contains(after, i) {
+	add := func(i int) {
+		if !slices.Contains(after, i) {
 			after = append(after, i)
+		}
+	}
+	wait := func(m map[string]int, key string) {
+		if i, ok := m[key]; ok {
+			add(i)
 		}
 	}
 	paths := []string{o.Path}
@@ -38,7 +43,9 @@ func (l *linker) link(n int, o *Op) []int {
 	}
 	for _, p := range paths {
 		if o.Kind == "rmdir" || o.Kind == "getdents64" || o.Kind == "rename" {
-			wait(l.below, p)
+			for _, i := range l.below[p] {
+				add(i)
+			}
 		}
 		for _, above := range folders(p) {
 			wait(l.changed, above)
@@ -52,7 +59,7 @@ func (l *linker) link(n int, o *Op) []int {
 			l.changed[p] = n
 		}
 		for _, above := range folders(p) {
-			l.below[above] = n
+			l.below[above] = append(l.below[above], n)
 		}
 	}
 	return after
