@@ -21,7 +21,7 @@
 //	suite.go     Suite, Job, the rounds   target.go, peer.go  where jobs run
 //	report.go    statistics, JSON         markdown.go, chart.go, compare.go  what is shown
 //	relay*.go, fragment.go  suites whose jobs have no targets
-//	suite_*.go   a suite's jobs each      the other files: what the jobs run
+//	suite_*.go   a suite's jobs each      the other files: what they run
 //	trace        the recorded operations of a ColumnStore and their replay
 //
 // With --store the volumes lie in a server of the run's own (versitygw or
