@@ -50,8 +50,9 @@ type Appender struct {
 	skipping  bool   // an open group that is archived already is passed over
 	skip      Groups
 
-	statements int64     // of the open group since a part of it went to the volume
-	before     EventType // the event before in the group
+	units  int64     // of the open group since a part of it went to the volume: rows or statements
+	before EventType // the event before in the group
+	rows   rowCounter
 
 	pendingMu sync.Mutex // guards the fields below
 	pending   *Pending
@@ -204,7 +205,7 @@ func (a *Appender) Event(ctx context.Context, size int64, r io.Reader) (stored b
 	if err != nil {
 		return false, err
 	}
-	body, err := readPrefix(h, whole, r)
+	body, err := a.readPrefix(h, whole, r)
 	if err != nil {
 		return false, err
 	}
@@ -219,10 +220,13 @@ func (a *Appender) Event(ctx context.Context, size int64, r io.Reader) (stored b
 }
 
 // readPrefix reads as much of an event's body as judging it needs.
-func readPrefix(h Header, whole int, r io.Reader) ([]byte, error) {
+func (a *Appender) readPrefix(h Header, whole int, r io.Reader) ([]byte, error) {
 	n, err := needs(h, whole)
 	if err != nil {
 		return nil, err
+	}
+	if a.rows.wants(h) {
+		n = whole
 	}
 	body := make([]byte, n)
 	if _, err := io.ReadFull(r, body); err != nil {
@@ -266,16 +270,19 @@ func (a *Appender) formatEvent(ctx context.Context, raw []byte, h Header, r io.R
 	if _, err := io.ReadFull(r, event[headerSize:]); err != nil {
 		return false, unexpected(err)
 	}
-	f, err := DecodeFormat(event)
+	format, err := DecodeFormat(event)
 	if err != nil {
 		return false, err
 	}
 	a.skipping = false
+	if f := a.l.opt.Fragment; f.Unit == FragmentRows && f.Size > 0 {
+		a.rows.format(event, &format)
+	}
 	if a.own != nil {
-		return false, a.ownFormat(ctx, event, h, f)
+		return false, a.ownFormat(ctx, event, h, format)
 	}
 	if a.t.end != int64(len(magic)) {
-		if f.Checksum != a.t.format.Checksum {
+		if format.Checksum != a.t.format.Checksum {
 			return false, fmt.Errorf("%w: %s goes on with other checksums", ErrCorrupt, a.t.info.Name)
 		}
 		return false, a.drop(ctx)
@@ -283,7 +290,7 @@ func (a *Appender) formatEvent(ctx context.Context, raw []byte, h Header, r io.R
 	if int64(h.LogPos) != a.t.end+int64(h.Size) {
 		return false, fmt.Errorf("%w: %s does not begin with its format description", ErrGap, a.t.info.Name)
 	}
-	a.t.format = f
+	a.t.format = format
 	whole := len(event) - headerSize - checksumSize
 	return true, a.store(ctx, raw, h, event[headerSize:headerSize+whole], whole, &sliceReader{event[headerSize+whole:]})
 }

@@ -61,7 +61,7 @@ func (a *Appender) store(ctx context.Context, raw []byte, h Header, body []byte,
 		a.setPending(nil)
 		return nil
 	}
-	return a.fragment(ctx, h)
+	return a.fragment(ctx, raw, h, body)
 }
 
 // sum takes bytes of an event's body into its checksums.

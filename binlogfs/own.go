@@ -178,7 +178,7 @@ func (a *Appender) ownEvent(ctx context.Context, raw []byte, h Header, size int6
 	if err != nil {
 		return false, err
 	}
-	body, err := readPrefix(h, whole, r)
+	body, err := a.readPrefix(h, whole, r)
 	if err != nil {
 		return false, err
 	}

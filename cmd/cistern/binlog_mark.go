@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"path"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -76,37 +78,77 @@ func (a *app) listMarks(ctx context.Context, vol, dir string, asJSON bool) error
 
 // binlogPending is what of an open group the volume has.
 type binlogPending struct {
-	binlogPlace       // where the group begins
-	Bytes       int64 `json:"bytes"`
+	binlogPlace           // where the group begins
+	Bytes       int64     `json:"bytes"`
+	GTID        string    `json:"gtid,omitempty"` // this and what follows is known to the running relay
+	Began       time.Time `json:"began,omitzero"`
+	Events      int64     `json:"events,omitempty"`
+	Fragments   int64     `json:"fragments,omitempty"`
 }
 
 func (a *app) binlogPendingCommand() *cobra.Command {
 	var asJSON bool
 	c := &cobra.Command{
 		Use: "pending <vol>", Short: "Show the open group that an archive has a part of", Args: cobra.ExactArgs(1),
-		Long: `Shows how many bytes of a group that has not ended the bucket has: nobody sees
-them before the group is whole, and they are dropped when its source goes away.
-What a running relay has received beyond that, ` + "`cistern binlog status`" + ` shows.`,
+		Long: `Shows the group that has not ended and of which the volume has fragments: nobody
+sees them before the group is whole, and they are dropped when its source goes
+away. Where the relay runs on this machine it tells; else what the bucket has is
+shown.`,
 	}
+	dir := dirFlag(c)
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
-	return a.readsBinlog(c, true, func(_ context.Context, b *binlogArchive, _ []string) error {
-		pending := []binlogPending{}
-		end, _ := b.End()
-		n, err := b.v.Lookup("/" + path.Join(b.dir, fmt.Sprintf("%06d", end.Epoch), end.File))
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		pending, err := a.pendingGroups(ctx, args[0], *dir)
 		if err != nil {
 			return err
-		}
-		if n.Staged > n.Size {
-			pending = append(pending, binlogPending{placeOf(end), n.Staged - n.Size})
 		}
 		if asJSON {
 			return a.printJSON(pending)
 		}
 		return a.writeOut(func(w io.Writer) {
 			for _, p := range pending {
-				fmt.Fprintf(w, "%06d/%s:%d\t%d bytes\n", p.Epoch, p.File, p.Offset, p.Bytes)
+				fmt.Fprintf(w, "%06d/%s:%d\t%d bytes", p.Epoch, p.File, p.Offset, p.Bytes)
+				if p.Fragments > 0 {
+					fmt.Fprintf(w, "\t%s, %s\t%s\tsince %s", count(p.Fragments, "fragment"), count(p.Events, "event"), orDash(p.GTID), showTime(p.Began))
+				}
+				fmt.Fprintln(w)
 			}
 			fmt.Fprintf(w, "%s pending\n", count(len(pending), "group"))
 		})
 	})
+}
+
+// pendingGroups asks the relay of this machine, or looks into the bucket.
+func (a *app) pendingGroups(ctx context.Context, vol, dir string) ([]binlogPending, error) {
+	pending := []binlogPending{}
+	t, err := a.resolve(vol)
+	if err != nil {
+		return nil, err
+	}
+	if t.point == "" {
+		owner, err := a.owner(ctx, t)
+		if err != nil {
+			return nil, err
+		}
+		var s binlogfs.RelayStatus
+		if owner != nil && owner.Call(ctx, http.MethodGet, "/v1/binlog/relay", nil, nil, &s) == nil {
+			for _, p := range s.Pending {
+				if p.Fragments == 0 {
+					continue // nothing of it is in the volume
+				}
+				pending = append(pending, binlogPending{binlogPlace{s.Epoch, p.File, p.Offset}, p.Bytes, p.GTID, p.Began, p.Events, p.Fragments})
+			}
+			return pending, nil
+		}
+	}
+	b, err := a.openBinlog(ctx, vol, dir, true)
+	if err != nil {
+		return nil, err
+	}
+	end, _ := b.End()
+	n, err := b.v.Lookup("/" + path.Join(b.dir, fmt.Sprintf("%06d", end.Epoch), end.File))
+	if err == nil && n.Staged > n.Size {
+		pending = append(pending, binlogPending{binlogPlace: placeOf(end), Bytes: n.Staged - n.Size})
+	}
+	return pending, errors.Join(err, b.v.close())
 }

@@ -48,7 +48,7 @@ func (a *app) binlogRelayCommand() *cobra.Command {
 		ack: choice{"journal", []string{"journal", "bucket", "memory"}}, compress: choice{"off", []string{"off", "zlib", "zstd"}},
 		tlsMode:   choice{"off", []string{"off", "required", "verify-ca", "verify-identity"}},
 		heartbeat: interval{d: time.Second, min: 100 * time.Millisecond, max: time.Minute}, failover: interval{max: 24 * time.Hour},
-		unit: choice{"bytes", []string{"bytes", "statements"}}, mode: choice{"mirror", []string{"mirror", "own"}}, most: config.Size{Bytes: 1 << 30, Min: 4096},
+		unit: choice{"bytes", []string{"bytes", "rows", "statements"}}, mode: choice{"mirror", []string{"mirror", "own"}}, most: config.Size{Bytes: 1 << 30, Min: 4096},
 	}
 	o.relay = r
 	c := &cobra.Command{
