@@ -105,6 +105,9 @@ type check struct {
 	head   metadata.Head
 	listed map[string]int64 // key → size; those referred to are taken out for the count of orphans
 
+	shared    *lineage         // of a clone; nil: none
+	elsewhere map[string]int64 // what volumes with which it shares have, key → size
+
 	mu     sync.Mutex // guards the fields below while slots are verified in parallel
 	r      CheckReport
 	done   int64
@@ -113,7 +116,10 @@ type check struct {
 }
 
 func (f *fetcher) newCheck(ix *metadata.Index, doc *metadata.VolumeDoc, o CheckOptions) *check {
-	return &check{fetcher: f, ix: ix, slotSz: doc.ObjectSize, adopts: doc.Adopted != nil, o: o, listed: map[string]int64{}}
+	return &check{
+		fetcher: f, ix: ix, slotSz: doc.ObjectSize, adopts: doc.Adopted != nil, o: o,
+		listed: map[string]int64{}, shared: lineageOf(f.store), elsewhere: map[string]int64{},
+	}
 }
 
 func (c *check) problem(p Problem) {
@@ -182,6 +188,12 @@ func (c *check) bucket(ctx context.Context) error {
 			c.listed[i.Key] = i.Size
 			return nil
 		})
+		if err == nil && c.shared != nil {
+			err = c.shared.listShared(ctx, prefix, func(i objstore.Info) error {
+				c.elsewhere[i.Key] = i.Size
+				return nil
+			})
+		}
 		if err != nil {
 			return storeError("list "+prefix, err)
 		}
@@ -287,9 +299,17 @@ func (c *check) manifest(ctx context.Context, id metadata.CommitID) error {
 	return nil
 }
 
+// listing returns the size that a listing showed for a key.
+func (c *check) listing(key string) (size int64, ok bool) {
+	if size, ok = c.listed[key]; !ok {
+		size, ok = c.elsewhere[key]
+	}
+	return size, ok
+}
+
 // lookUp says whether a key is there with a size, and what is wrong if not.
 func (c *check) lookUp(ctx context.Context, key string, size int64) (wrong string, err error) {
-	got, ok := c.listed[key]
+	got, ok := c.listing(key)
 	if !ok {
 		// It may be younger than the listing.
 		i, err := c.store.Head(ctx, key)
@@ -345,7 +365,7 @@ func (c *check) segments(ctx context.Context) error {
 func (c *check) deadThings(ctx context.Context) error {
 	var list []metadata.Dead
 	err := c.ix.DeadThings(func(d metadata.Dead) bool {
-		if d.State == metadata.DeadKept {
+		if d.State == metadata.DeadKept && d.Death > c.vol.Base().N { // a clone needs nothing that died before it
 			list = append(list, d)
 		}
 		return true
@@ -354,7 +374,8 @@ func (c *check) deadThings(ctx context.Context) error {
 		return fmt.Errorf("dead things of the index: %w", err)
 	}
 	for _, d := range list {
-		wrong, err := c.lookUp(ctx, d.Key, c.listed[d.Key])
+		size, _ := c.listing(d.Key) // any will do
+		wrong, err := c.lookUp(ctx, d.Key, size)
 		if err != nil {
 			return err
 		}

@@ -140,7 +140,7 @@ func (c *check) slot(ctx context.Context, at oneSlot) error {
 	return nil
 }
 
-func (c *check) own(r metadata.Ref) bool { return r.Volume == "" || r.Volume == c.id }
+func (c *check) own(r metadata.Ref) bool { return r.Volume == "" || r.Volume == c.vol.ID }
 
 func (c *check) verify(ctx context.Context, at oneSlot) ([]Problem, error) {
 	var found []Problem

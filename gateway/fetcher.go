@@ -17,9 +17,9 @@ import (
 // concurrent use; it holds no lock over a request.
 type fetcher struct {
 	store objstore.Store
-	id    string        // the volume's
-	slots chan struct{} // bounds parallel requests
-	loads *budget       // bounds bytes of buffers
+	vol   *metadata.VolumeDoc // whose bytes are read
+	slots chan struct{}       // bounds parallel requests
+	loads *budget             // bounds bytes of buffers
 	stat  *counters
 	now   func() time.Time
 	// follows: what is missing may have been collected since its commit, so that
@@ -31,8 +31,8 @@ type fetcher struct {
 // fetchBytes bounds the buffers of parallel fetches.
 const fetchBytes = 64 << 20
 
-func newFetcher(s objstore.Store, id string, parallel int, stat *counters, now func() time.Time) *fetcher {
-	return &fetcher{store: s, id: id, slots: make(chan struct{}, parallel), loads: newBudget(fetchBytes), stat: stat, now: now}
+func newFetcher(s objstore.Store, vol *metadata.VolumeDoc, parallel int, stat *counters, now func() time.Time) *fetcher {
+	return &fetcher{store: s, vol: vol, slots: make(chan struct{}, parallel), loads: newBudget(fetchBytes), stat: stat, now: now}
 }
 
 // fetchRun returns n consecutive blocks of a slot.
@@ -293,7 +293,7 @@ func (f *fetcher) inParallel(ctx context.Context, n int, task func(ctx context.C
 // readStore reads a range of an object or segment, within the limit of
 // parallel requests.
 func (f *fetcher) readStore(ctx context.Context, ref metadata.Ref, off int64, p []byte) error {
-	if ref.Volume != "" && ref.Volume != f.id {
+	if ref.Volume != "" && ref.Volume != f.vol.ID {
 		return fmt.Errorf("%w: object %s belongs to volume %s, which is not known here", ErrDamaged, ref.Key, ref.Volume)
 	}
 	select {

@@ -129,7 +129,7 @@ func OpenFollower(ctx context.Context, o FollowOptions) (*Follower, error) {
 	f := &Follower{o: o, turn: make(chan struct{}, 1), poke: make(chan struct{}, 1)}
 	v := &View{url: o.URL, doc: *doc}
 	v.moves = newMover(f.again)
-	v.fetcher = newFetcher(o.Store, doc.ID, o.Fetches, &v.stats, time.Now)
+	v.fetcher = newFetcher(o.Store, doc, o.Fetches, &v.stats, time.Now)
 	if v.codec, err = newCodec(doc, o.URL, o.Keys); err != nil {
 		return nil, err
 	}

@@ -47,6 +47,9 @@ func ResolvePoint(ctx context.Context, s objstore.Store, url, point string) (uin
 	if err != nil {
 		return 0, err
 	}
+	if l := lineageOf(s); l != nil && e.id.N <= l.doc.Base().N {
+		return 0, beforeBirth(l.doc, url, e.id.N)
+	}
 	return e.id.N, nil
 }
 

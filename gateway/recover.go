@@ -43,7 +43,7 @@ var errSetAside = errors.New("journal is to be set aside")
 
 func openOnce(ctx context.Context, o Options) (*Volume, error) {
 	v := &Volume{
-		fetcher: newFetcher(o.Store, "", o.Fetches, &counters{}, o.Now),
+		fetcher: newFetcher(o.Store, &metadata.VolumeDoc{}, o.Fetches, &counters{}, o.Now),
 		opt:     o, log: o.Logger, fs: o.FS,
 		active: newLayer(), refs: map[InodeID]*extent.Map[refValue]{},
 		ahead: make(chan readAheadTask, readAheadQueue),
@@ -143,12 +143,38 @@ func (v *Volume) open(ctx context.Context) error {
 	if err := v.openJournal(ctx, epoch, hint); err != nil {
 		return err
 	}
+	if err := v.dropInherited(ctx); err != nil {
+		return err
+	}
 	return v.tidy(ctx)
+}
+
+// dropInherited drops bytes that were staged when a clone was made: they belong
+// to what the parent's writer was at. That is due as long as the clone has no
+// commit but its first; what its own writer has staged since is in the journal
+// behind the records that this writes.
+func (v *Volume) dropInherited(ctx context.Context) error {
+	if first := v.doc.First(); first.N == 0 || v.head.CommitID != first {
+		return nil
+	}
+	var list []*Inode
+	if err := v.index.StagedInodes(func(n *Inode) bool { list = append(list, n); return true }); err != nil {
+		return fmt.Errorf("staged bytes: %w", err)
+	}
+	for _, n := range list {
+		if _, own := v.active.inodes[n.ID]; own {
+			continue
+		}
+		if err := v.change(ctx, &publishOp{ino: n.ID, size: n.Size, time: v.clock()}, 0); err != nil {
+			return fmt.Errorf("drop the staged bytes of inode %d: %w", n.ID, err)
+		}
+	}
+	return nil
 }
 
 func (v *Volume) useDoc(doc *metadata.VolumeDoc) error {
 	v.doc = *doc
-	v.id = doc.ID
+	v.vol = &v.doc
 	v.objectSize = doc.ObjectSize
 	if v.objectSize < minObjectSize || v.objectSize > maxObjectSize {
 		return fmt.Errorf("%w: %s gives an object size of %d bytes", ErrDamaged, metadata.VolumeKey, v.objectSize)

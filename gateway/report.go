@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/metadata"
@@ -96,6 +99,9 @@ func Log(ctx context.Context, s objstore.Store, fn func(CommitInfo) bool) error 
 		return err
 	}
 	for fn(commitInfo(at)) {
+		if l := lineageOf(s); l != nil && at.id == l.doc.First() {
+			return nil // what is before is its parent's
+		}
 		prev, err := pathReader{s}.before(ctx, at)
 		if err != nil || prev == nil {
 			return err
@@ -177,21 +183,31 @@ func FindCommit(ctx context.Context, s objstore.Store, n uint64, url string) (Co
 // reignDestroyed stands in the lease of a volume that is being deleted.
 const reignDestroyed = "destroyed"
 
+// reignKept stands in the lease of a volume that was not deleted after all.
+const reignKept = "kept"
+
 // Destroy deletes everything that a volume has in the bucket, its identity
 // first and its lease last, so that it can go on after an interruption. It
 // takes the lease: ErrOwned when a writer has it, unless takeover is set.
-// ErrNotPermit when a pin that does not expire, as of a clone, keeps the volume,
+// ErrNotPermit when a clone shares with the volume or a pin that does not expire keeps it,
 // and ErrDamaged when the lease or a pin can't be read, unless force is set. deleted is called with the number of objects deleted
 // so far.
 func Destroy(ctx context.Context, s objstore.Store, url string, owner metadata.Owner, takeover, force bool, deleted func(n int)) error {
 	if !force {
-		if err := refusePinned(ctx, s, url); err != nil {
+		if err := refusePinned(ctx, s, url, false); err != nil {
 			return err
 		}
 	}
 	// A lease that is damaged tells nobody anything: force goes on without it.
 	if err := takeToDestroy(ctx, s, url, owner, takeover); err != nil && !(force && errors.Is(err, ErrDamaged)) {
 		return err
+	}
+	if !force {
+		// Whoever pins looks at the lease afterwards, and this looks at the pins
+		// after the lease was taken: one of the two sees the other.
+		if err := refusePinned(ctx, s, url, true); err != nil {
+			return errors.Join(err, giveBackDestroyed(ctx, s))
+		}
 	}
 	if err := s.Delete(ctx, metadata.VolumeKey); err != nil {
 		return storeError("delete "+metadata.VolumeKey, err)
@@ -201,6 +217,9 @@ func Destroy(ctx context.Context, s objstore.Store, url string, owner metadata.O
 
 // takeToDestroy takes the lease, so that nobody mounts what is being deleted.
 func takeToDestroy(ctx context.Context, s objstore.Store, url string, owner metadata.Owner, takeover bool) error {
+	if fenced, err := fenceUnfinished(ctx, s, owner); fenced || err != nil {
+		return err
+	}
 	l, version, err := readLease(ctx, s)
 	if err != nil {
 		return err
@@ -219,22 +238,50 @@ func takeToDestroy(ctx context.Context, s objstore.Store, url string, owner meta
 	return nil
 }
 
-// refusePinned fails when a pin without an expiry stands.
-func refusePinned(ctx context.Context, s objstore.Store, url string) error {
-	return objstore.ListAll(ctx, s, metadata.PinPrefix, "", func(i objstore.Info) error {
-		body, _, err := objstore.ReadAll(ctx, s, i.Key, 1<<20)
+// giveBackDestroyed releases the lease that was taken to destroy a volume.
+func giveBackDestroyed(ctx context.Context, s objstore.Store) error {
+	l, version, err := readLease(ctx, s)
+	if err != nil || l.Reign != reignDestroyed {
+		return err
+	}
+	l.Reign, l.Nonce, l.Released = reignKept, reignKept, true
+	if _, err := objstore.CompareAndSwap(ctx, s, metadata.LeaseKey, version, metadata.EncodeLease(l)); err != nil {
+		return storeError("give the lease back", err)
+	}
+	return nil
+}
+
+// refusePinned fails when a pin without an expiry stands, and names the clones
+// that there are; with claims also when a clone is being made.
+func refusePinned(ctx context.Context, s objstore.Store, url string, claims bool) error {
+	var clones []string
+	err := objstore.ListAll(ctx, s, metadata.PinPrefix, "", func(i objstore.Info) error {
+		body, _, err := objstore.ReadAll(ctx, s, i.Key, maxPinBytes)
+		if errors.Is(err, objstore.ErrNotExist) {
+			return nil // taken away meanwhile
+		}
 		if err != nil {
 			return storeError("read pin "+i.Key, err)
 		}
 		p, err := metadata.DecodePin(body)
-		if err != nil {
+		switch {
+		case err != nil:
 			return documentError(i.Key, err)
+		case p.Kind == PinClone, claims && p.Kind == pinClaim && strings.HasPrefix(p.Name, clonePinPrefix):
+			if p.Expiry == 0 || p.Expiry > time.Now().UnixNano() {
+				clones = append(clones, p.Holder)
+			}
+		case p.Expiry == 0:
+			return fmt.Errorf("%w: %s is kept by the %s %q of %s; --force deletes it all the same", ErrNotPermit, url, p.Kind, p.Name, p.Holder)
 		}
-		if p.Expiry != 0 {
-			return nil
-		}
-		return fmt.Errorf("%w: %s is kept by the %s %q of %s; --force deletes it all the same", ErrNotPermit, url, p.Kind, p.Name, p.Holder)
+		return nil
 	})
+	if err != nil || len(clones) == 0 {
+		return err
+	}
+	slices.Sort(clones)
+	return fmt.Errorf("%w: %s shares its past with its clone at %s: `cistern clone --detach` copies what a clone shares, and `cistern clone list --prune` forgets clones that are gone; --force deletes it all the same, and what they share with it",
+		ErrNotPermit, url, strings.Join(slices.Compact(clones), " and at "))
 }
 
 // destroyPrefixes are what a volume's keys begin with, in the order in which
@@ -245,7 +292,7 @@ func destroyPrefixes() []string {
 
 func deleteAll(ctx context.Context, s objstore.Store, deleted func(n int)) error {
 	n := 0
-	f := newFetcher(s, "", 16, &counters{}, nil)
+	f := newFetcher(s, &metadata.VolumeDoc{}, 16, &counters{}, nil)
 	for _, prefix := range destroyPrefixes() {
 		for {
 			page, err := s.List(ctx, prefix, "", 0)
@@ -268,8 +315,10 @@ func deleteAll(ctx context.Context, s objstore.Store, deleted func(n int)) error
 			deleted(n)
 		}
 	}
-	if err := s.Delete(ctx, metadata.LeaseKey); err != nil {
-		return storeError("delete "+metadata.LeaseKey, err)
+	for _, key := range []string{metadata.DetachedKey, metadata.LeaseKey} {
+		if err := s.Delete(ctx, key); err != nil {
+			return storeError("delete "+key, err)
+		}
 	}
 	return nil
 }

@@ -18,24 +18,9 @@ import (
 // from now on, all are for reading.
 type Keys = blockcodec.Ring
 
-// Unlock returns the store through which the volume in s is used: one that
-// decrypts commits and manifests if the volume encrypts them, and s itself if
-// not, or if s holds no volume. ErrKey when the volume is encrypted and keys has
-// none; whether they are the right ones shows at the first document, or to who
-// opens the volume. It costs one request, for the volume's identity, which is nil
-// when s holds no volume.
+// Unlock is OpenStore for who needs nothing that a clone shares.
 func Unlock(ctx context.Context, s objstore.Store, url string, keys *Keys) (objstore.Store, *metadata.VolumeDoc, error) {
-	doc, err := ReadVolumeDoc(ctx, s, url)
-	if errors.Is(err, ErrNoVolume) {
-		return s, nil, nil
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := needKey(doc, url, keys); err != nil {
-		return nil, nil, err
-	}
-	return unlock(s, doc, keys), doc, nil
+	return OpenStore(ctx, s, url, keys, nil)
 }
 
 // needKey refuses an encrypted volume when no key was given.
@@ -102,7 +87,7 @@ func (f *fetcher) openFrame(dst, frame []byte, ref metadata.Ref, c metadata.Ciph
 		born = ref
 	}
 	if born.Volume == "" {
-		born.Volume = f.id
+		born.Volume = f.vol.BornIn(born.Key)
 	}
 	err := f.codec.Open(dst, frame, c.Key, blockcodec.ID{Volume: born.Volume, Name: born.Key}, number)
 	switch {
@@ -126,7 +111,7 @@ func (v *Volume) newFrames(key string) (frames, error) {
 	if !v.codec.Framing() {
 		return frames{}, nil
 	}
-	b, err := v.codec.NewBody(blockcodec.ID{Volume: v.id, Name: key}, v.opt.Rand)
+	b, err := v.codec.NewBody(blockcodec.ID{Volume: v.doc.ID, Name: key}, v.opt.Rand)
 	if err != nil {
 		return frames{}, fmt.Errorf("begin %s: %w", key, err)
 	}

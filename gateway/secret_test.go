@@ -193,7 +193,7 @@ func TestFetcher_ReadBlocks_BodyThatMoved(t *testing.T) {
 		if err := read(); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "objects/elsewhere, block 0") {
 			t.Errorf("under another name: %v", err)
 		}
-		moved.Cipher.Born = metadata.Ref{Volume: v.id, Key: s.Base.Key}
+		moved.Cipher.Born = metadata.Ref{Volume: v.doc.ID, Key: s.Base.Key}
 		if err := read(); err != nil || string(got) != want["payroll.ibd"][:len(got)] {
 			t.Errorf("with what it was born as: %v", err)
 		}

@@ -73,7 +73,7 @@ func OpenView(ctx context.Context, o ViewOptions) (*View, error) {
 		}
 	}
 	v := &View{url: o.URL, doc: *doc, kv: o.KV}
-	v.fetcher = newFetcher(o.Store, doc.ID, o.Fetches, &v.stats, time.Now)
+	v.fetcher = newFetcher(o.Store, doc, o.Fetches, &v.stats, time.Now)
 	if v.codec, err = newCodec(doc, o.URL, o.Keys); err != nil {
 		return nil, err
 	}
@@ -127,6 +127,9 @@ func headOf(ctx context.Context, s objstore.Store) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
+	if l.Reign == reignDestroyed {
+		return nil, fmt.Errorf("%w: it is being destroyed", ErrNoVolume)
+	}
 	head, _, err := pathReader{s}.head(ctx, l.Epoch, l.Hint)
 	return head, err
 }
@@ -147,6 +150,9 @@ func commitAt(ctx context.Context, s objstore.Store, head *entry, n uint64, url 
 		}
 		if x.seal != nil {
 			return nil, fmt.Errorf("%w: number %d of %s is no commit but the end of epoch %d", ErrNotExist, n, url, e)
+		}
+		if l := lineageOf(s); l != nil && n <= l.doc.Base().N {
+			return nil, beforeBirth(l.doc, url, n)
 		}
 		return x, nil
 	}

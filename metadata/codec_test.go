@@ -127,6 +127,10 @@ func documents() []document {
 		Settings: Settings{Keys: "0011223344556677"}, Compress: "zstd", Key: "0011223344556677", PlainNames: true}
 	adopted := &VolumeDoc{ID: volume.ID, Format: 1, Incompat: []string{FeatureAdopted}, ObjectSize: 5 << 20, Created: 1700000000123456789,
 		Settings: Settings{RetentionSec: 86400}, Adopted: &Adopted{URL: "s3://bucket", Delete: true}}
+	clone := &VolumeDoc{ID: volume.ID, Format: 1, Incompat: []string{FeatureAncestors}, ObjectSize: 5 << 20, Created: 1700000000123456789, Ancestors: []Ancestor{
+		{Volume: "a1", Through: CommitID{Epoch: 2, N: 40}, URL: "s3://b/one", Place: "a2"}, {Volume: "a2", Through: CommitID{Epoch: 7, N: 99}, URL: "s3://b/two\xff", Place: "a2"},
+	}}
+	detached := &Detached{Volume: volume.ID, Time: 1700000000123456789}
 	pin := &Pin{Kind: "snapshot", Name: "before/upgrade", Commit: CommitID{Epoch: 3, N: 42}, Holder: "dba@db1", Expiry: 1800000000000000000}
 	snapshot := &Pin{Kind: "snapshot", Name: "nightly", Commit: CommitID{Epoch: 3, N: 42}, Holder: "dba@db1", Created: 1700000000123456789,
 		Time: 1700000000000000001, Totals: Totals{Inodes: 17, UsedBytes: 1 << 60}, Tags: map[string]string{"why": "upgrade\xff", "a": ""}}
@@ -138,6 +142,8 @@ func documents() []document {
 		{"pin", pin, func() []byte { return EncodePin(pin) }, anyOf(DecodePin)},
 		{"pin-snapshot", snapshot, func() []byte { return EncodePin(snapshot) }, anyOf(DecodePin)},
 		{"commit-frames", frames, func() []byte { return EncodeCommit(frames) }, anyOf(DecodeCommit)},
+		{"volume-clone", clone, func() []byte { return EncodeVolume(clone) }, anyOf(DecodeVolume)},
+		{"detached", detached, func() []byte { return EncodeDetached(detached) }, anyOf(DecodeDetached)},
 		{"volume-frames", secret, func() []byte { return EncodeVolume(secret) }, anyOf(DecodeVolume)},
 		{"volume-adopted", adopted, func() []byte { return EncodeVolume(adopted) }, anyOf(DecodeVolume)},
 		{"manifest", m, func() []byte { return EncodeManifest(m) }, anyOf(DecodeManifest)},

@@ -104,6 +104,9 @@ type VolumeDoc struct {
 	Key        string   // name of the first encryption key; empty: nothing is encrypted
 	PlainNames bool     // of an encrypted volume: documents and the paths in keys are not
 	Adopted    *Adopted // where adopted objects lie; nil: there are none
+
+	// Ancestors are what a clone shares its past with, the nearest last.
+	Ancestors []Ancestor
 }
 
 // Adopted is the bucket whose objects a volume took over by reference.
@@ -120,6 +123,7 @@ const (
 	FeatureFrames    = "frames"              // blocks and extents may be frames
 	FeatureDocuments = "encrypted-documents" // commits and manifests are encrypted
 	FeatureAdopted   = "adopted-objects"     // slots may start from objects outside the volume
+	FeatureAncestors = "ancestors"           // keys of earlier commits are other volumes'
 )
 
 type settingsDoc struct {
@@ -142,6 +146,8 @@ type volumeDoc struct {
 	Key        string      `json:"key,omitempty"`
 	PlainNames bool        `json:"plain_names,omitempty"`
 	Adopted    *adoptedDoc `json:"adopted,omitempty"`
+
+	Ancestors []ancestorDoc `json:"ancestors,omitempty"`
 }
 
 type adoptedDoc struct {
@@ -165,7 +171,9 @@ func (d *adoptedDoc) adopted() *Adopted {
 
 // knownROCompat and knownIncompat list the flags that this release knows.
 func knownROCompat() []string { return nil }
-func knownIncompat() []string { return []string{FeatureFrames, FeatureDocuments, FeatureAdopted} }
+func knownIncompat() []string {
+	return []string{FeatureFrames, FeatureDocuments, FeatureAdopted, FeatureAncestors}
+}
 
 // EncodeVolume returns the volume's document; Format 0 means the current one.
 func EncodeVolume(v *VolumeDoc) []byte {
@@ -178,6 +186,7 @@ func EncodeVolume(v *VolumeDoc) []byte {
 		Compat: v.Compat, ROCompat: v.ROCompat, Incompat: v.Incompat, ObjectSize: v.ObjectSize,
 		Created: snum(v.Created), Settings: newSettingsDoc(v.Settings),
 		Compress: v.Compress, Key: v.Key, PlainNames: v.PlainNames, Adopted: newAdoptedDoc(v.Adopted),
+		Ancestors: newAncestorDocs(v.Ancestors),
 	})
 }
 
@@ -194,10 +203,14 @@ func DecodeVolume(body []byte) (*VolumeDoc, error) {
 	if d.ObjectSize <= 0 || d.ObjectSize > maxSlotSize {
 		return nil, damaged("volume", "an object size of %d bytes", d.ObjectSize)
 	}
+	list, err := ancestors(d.Ancestors)
+	if err != nil {
+		return nil, err
+	}
 	return &VolumeDoc{
 		ID: d.ID, Name: string(d.Name), Format: d.V, Compat: d.Compat, ROCompat: d.ROCompat, Incompat: d.Incompat,
 		ObjectSize: d.ObjectSize, Created: int64(d.Created), Settings: d.Settings.settings(),
-		Compress: d.Compress, Key: d.Key, PlainNames: d.PlainNames, Adopted: d.Adopted.adopted(),
+		Compress: d.Compress, Key: d.Key, PlainNames: d.PlainNames, Adopted: d.Adopted.adopted(), Ancestors: list,
 	}, nil
 }
 

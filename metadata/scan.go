@@ -32,3 +32,20 @@ func (ix *Index) SortedNames(parent InodeID, after string, fn func(Dentry) (more
 	})
 	return scanned(err, "names of directory %d", parent)
 }
+
+// StagedInodes calls fn for the inodes with bytes stored beyond their size, until
+// it returns false. fn may call the index. It reads every inode.
+func (ix *Index) StagedInodes(fn func(*Inode) (more bool)) error {
+	prefix := []byte{kindInode}
+	err := ix.kv.Scan(prefix, after(prefix), func(key, value []byte) error {
+		n, err := decodeInode(key, value)
+		if err != nil {
+			return err
+		}
+		if n.Staged > n.Size && !fn(n) {
+			return errStop
+		}
+		return nil
+	})
+	return scanned(err, "inodes")
+}

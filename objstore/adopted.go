@@ -22,6 +22,9 @@ type adopting struct {
 	mayDelete bool
 }
 
+// Unwrap returns the store without the other bucket's objects.
+func (a *adopting) Unwrap() Store { return a.Store }
+
 func (a *adopting) Get(ctx context.Context, key string, off, length int64) (io.ReadCloser, Info, error) {
 	if strings.HasPrefix(key, a.prefix) {
 		return a.from.Get(ctx, key, off, length)

@@ -139,8 +139,8 @@ func (a *app) destroyCommand() *cobra.Command {
 		Use: "destroy <url>", Short: "Delete a volume and everything in it", Args: cobra.ExactArgs(1),
 		Long: `Deletes everything that a volume has in its bucket, after its URL was typed or
 --yes was given. It needs no encryption key. A volume that has an owner is left
-alone, and so is one that has a pin or snapshot without an end. Its default state
-directory on this machine goes with it.`,
+alone, and so is one that has a pin or snapshot without an end, or a clone that
+shares with it. Its default state directory on this machine goes with it.`,
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "don't ask")
 	c.Flags().BoolVar(&takeover, "takeover", false, "although it has an owner, which is fenced if it lives")
@@ -184,6 +184,13 @@ directory on this machine goes with it.`,
 		if err != nil {
 			return err
 		}
+		o, err := a.requests()
+		if err != nil {
+			return err
+		}
+		if err := gateway.ForgetClone(ctx, s, t.url.String(), a.opener(o)); err != nil {
+			return err
+		}
 		if err := s.clear(ctx); err != nil {
 			a.note("warning: the volume is gone; what its directory keeps beside it is not: %v", err)
 		}
@@ -204,7 +211,7 @@ directory on this machine goes with it.`,
 // somethingThere fails when a URL has neither a volume nor the rest of one, as
 // an interrupted format or destroy leaves it.
 func somethingThere(ctx context.Context, s *store, t target) error {
-	for _, key := range []string{metadata.VolumeKey, metadata.LeaseKey} {
+	for _, key := range []string{metadata.VolumeKey, metadata.LeaseKey, metadata.ClaimKey} {
 		_, err := s.Head(ctx, key)
 		if err == nil {
 			return nil

@@ -127,7 +127,7 @@ func (a *app) openVolumeWith(ctx context.Context, u objstore.URL, reg prometheus
 		return nil, err
 	}
 	s.keys = keys
-	unlocked, doc, err := gateway.Unlock(ctx, s.Store, u.String(), keys)
+	unlocked, doc, err := gateway.OpenStore(ctx, s.Store, u.String(), keys, a.opener(o))
 	if errors.Is(err, gateway.ErrKey) {
 		return nil, usage(err)
 	}
@@ -136,4 +136,19 @@ func (a *app) openVolumeWith(ctx context.Context, u objstore.URL, reg prometheus
 	}
 	s.Store = unlocked
 	return s, a.withAdopted(ctx, s, doc, o)
+}
+
+// opener opens other volumes, in which a clone's bodies lie, with the same bounds.
+func (a *app) opener(o requestOptions) gateway.Opener {
+	return func(ctx context.Context, url string) (objstore.Store, error) {
+		u, err := objstore.ParseURL(url)
+		if err != nil {
+			return nil, err
+		}
+		s, err := a.openStoreWith(ctx, u, false, nil, o)
+		if err != nil {
+			return nil, err
+		}
+		return s.Store, nil
+	}
 }

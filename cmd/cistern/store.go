@@ -82,7 +82,7 @@ func refuseForeign(u objstore.URL) error {
 
 // volumeNames are the first parts of the keys that a volume has.
 func volumeNames() map[string]bool {
-	names := map[string]bool{metadata.VolumeKey: true, metadata.LeaseKey: true, "probe": true}
+	names := map[string]bool{metadata.VolumeKey: true, metadata.LeaseKey: true, metadata.ClaimKey: true, metadata.DetachedKey: true, "probe": true}
 	for _, prefix := range []string{metadata.CommitPrefix, metadata.ManifestPrefix, metadata.SegmentPrefix, metadata.ObjectPrefix, metadata.PinPrefix} {
 		names[strings.TrimSuffix(prefix, "/")] = true
 	}
@@ -122,6 +122,9 @@ type store struct {
 	warnings func(ctx context.Context) ([]string, error) // of the bucket's settings
 	clear    func(ctx context.Context) error             // of what an empty bucket has beside keys
 }
+
+// Unwrap is the store below, through which the engine sees whether it is a clone's.
+func (s *store) Unwrap() objstore.Store { return s.Store }
 
 // bare is the store for a probe: what its requests meet is what the store does,
 // with no limit, no retry and no second request in between.
