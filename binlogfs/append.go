@@ -16,8 +16,9 @@ import (
 
 const (
 	// stageSize is how many bytes are handed to the volume at a time: its memory
-	// bound is two of them.
-	stageSize = 1 << 20
+	// bound is two of them. The journal's record of them just fits into a buffer of
+	// 1 MiB.
+	stageSize = 1<<20 - 4<<10
 
 	// The catalogue of the file that is being written is stored so often; what
 	// is newer is read again after a crash.
@@ -42,6 +43,7 @@ type Appender struct {
 	t    *tracker
 	file string // its path in the volume
 
+	prefix    []byte // of the present event's body
 	buf       []byte // bytes not handed to the volume yet
 	staged    int64  // end of the bytes that the volume has
 	ready     int64  // boundary up to which everything may be published
@@ -219,16 +221,22 @@ func (a *Appender) Event(ctx context.Context, size int64, r io.Reader) (stored b
 	return true, a.store(ctx, raw[:], h, body, whole, r)
 }
 
-// readPrefix reads as much of an event's body as judging it needs.
+// readPrefix reads as much of an event's body as judging it needs: nothing of most
+// events, which are rows. It is valid until the next event.
 func (a *Appender) readPrefix(h Header, whole int, r io.Reader) ([]byte, error) {
 	n, err := needs(h, whole)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	if a.rows.wants(h) {
+	case a.rows.wants(h):
 		n = whole
+	case !isHead(h.Type) && !countsForGroups(h.Type):
+		return nil, nil
 	}
-	body := make([]byte, n)
+	if cap(a.prefix) < n {
+		a.prefix = make([]byte, n)
+	}
+	body := a.prefix[:n]
 	if _, err := io.ReadFull(r, body); err != nil {
 		return nil, unexpected(err)
 	}

@@ -73,14 +73,23 @@ func resume(info *FileInfo, f Format) (*tracker, error) {
 
 // needs is how many bytes of the event's body begin wants to see.
 func needs(h Header, whole int) (int, error) {
-	switch h.Type {
-	case replication.FORMAT_DESCRIPTION_EVENT, replication.PREVIOUS_GTIDS_EVENT, replication.MARIADB_GTID_LIST_EVENT:
-		if whole > maxHead {
-			return 0, fmt.Errorf("%w: an event %v of %d bytes", ErrCorrupt, h.Type, whole)
-		}
-		return whole, nil
+	if !isHead(h.Type) {
+		return min(whole, MaxPrefix), nil
 	}
-	return min(whole, MaxPrefix), nil
+	if whole > maxHead {
+		return 0, fmt.Errorf("%w: an event %v of %d bytes", ErrCorrupt, h.Type, whole)
+	}
+	return whole, nil
+}
+
+// isHead says whether an event is one of those that tell what a file begins with,
+// which are read whole.
+func isHead(t EventType) bool {
+	switch t {
+	case replication.FORMAT_DESCRIPTION_EVENT, replication.PREVIOUS_GTIDS_EVENT, replication.MARIADB_GTID_LIST_EVENT:
+		return true
+	}
+	return false
 }
 
 // bodySize is how long an event's body is without the checksum.

@@ -395,9 +395,13 @@ func checkMountPoint(dir string, nonEmpty bool) error {
 	return nil
 }
 
+// relayUploadBytes bounds the memory that a relay's uploads take, in bytes. A log
+// comes as one stream: few objects at a time keep up with it.
+const relayUploadBytes = 16 << 20
+
 // engineOptions are the options for the engine.
 func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options {
-	return gateway.Options{
+	g := gateway.Options{
 		Store: s, Keys: s.keys, URL: o.t.url.String(), FS: vfs.OS(), StateDir: o.state, OpenKV: openKV(log),
 		Durability: o.durability.Durability, CommitInterval: o.interval.d, CacheBytes: o.cache.Bytes,
 		Fetches: s.requests.engine, JournalBytes: o.journal.Bytes, LimitENOSPC: o.limit.value == "enospc",
@@ -405,4 +409,8 @@ func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options
 		Takeover: o.takeover, AcceptLostJournal: o.lostJournal, StopOnLeaseLost: o.leaseLost.value == "stop",
 		Owner: gateway.HostOwner(o.state), Logger: log,
 	}
+	if o.relay != nil {
+		g.UploadBytes = relayUploadBytes
+	}
+	return g
 }
