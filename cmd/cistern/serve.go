@@ -105,6 +105,9 @@ func (o *mountOptions) tuneRuntime() {
 	if os.Getenv("GOGC") == "" && o.relay != nil {
 		debug.SetGCPercent(relayGCPercent)
 	}
+	if os.Getenv("GOGC") == "" && o.relay != nil {
+		debug.SetGCPercent(relayGCPercent)
+	}
 }
 
 // mountForeground serves the mount until it is unmounted.
