@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -844,4 +845,50 @@ func ExampleCache() {
 	// Output:
 	// true hello
 	// false
+}
+
+// dropsFS notes what is dropped from the kernel's cache.
+type dropsFS struct {
+	vfs.FS
+	dropped *[]Range
+}
+
+type dropsFile struct {
+	vfs.File
+	dropped *[]Range
+}
+
+func (d dropsFS) OpenFile(name string, flag int, perm os.FileMode) (vfs.File, error) {
+	f, err := d.FS.OpenFile(name, flag, perm)
+	return dropsFile{f, d.dropped}, err
+}
+
+func (d dropsFile) DropPages(off, n int64) {
+	*d.dropped = append(*d.dropped, Range{Off: off, End: off + n})
+}
+
+func TestFile_LargeReadsAndWrites_LeaveTheKernelsCache(t *testing.T) {
+	var dropped []Range
+	c := mustOpen(t, dropsFS{vfs.NewMem(), &dropped}, "/cache", Options{LimitBytes: 64 << 20})
+	f := c.Get(7)
+	p := fill(7, 0, 1, 4<<20)
+	if ok, err := f.WritePinned(p, 0); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	f.DropPages(1<<20, vfs.BulkBytes-1) // not that large
+	if len(dropped) != 0 {
+		t.Errorf("before anything is done: %v", dropped)
+	}
+	f.DropPages(0, int64(len(p)))
+	f.Unpin(0, int64(len(p)))
+	reads(t, f, p[:16<<10], 0)
+	reads(t, f, p[3<<20:], 3<<20)
+	if want := []Range{{Off: 0, End: 4 << 20}, {Off: 2 << 20, End: 4 << 20}}; !slices.Equal(dropped, want) {
+		t.Errorf("dropped %v, want %v", dropped, want)
+	}
+	f.Release()
+	checkAtRest(t, c)
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"math/bits"
+
+	"github.com/cisternfs/cistern/internal/vfs"
 )
 
 // ReadAt fills p with the bytes at off; ok only if every one of them was
@@ -28,7 +30,9 @@ func (f *File) ReadAt(p []byte, off int64) (ok bool, err error) {
 	h, err := f.acquire(false)
 	if err == nil {
 		f.mu.Unlock()
-		err = readFull(h, p, off)
+		if err = readFull(h, p, off); err == nil {
+			dropPages(h, off, n)
+		}
 		f.mu.Lock()
 		f.release()
 	}
@@ -45,6 +49,38 @@ func (f *File) ReadAt(p []byte, off int64) (ok bool, err error) {
 	}
 	f.c.hits.Add(1)
 	return true, nil
+}
+
+// largestPage is the largest page that the kernel's read-ahead makes.
+const largestPage = 2 << 20
+
+// dropPages takes a large read or write out of the kernel's cache again: who
+// reads through the mount has it there once more, and the large pages that it
+// came in make small writes slow. The page in which the range begins goes with
+// the range that it ends in.
+func dropPages(h vfs.File, off, n int64) {
+	if n >= vfs.BulkBytes {
+		from := off - off%largestPage
+		h.DropPages(from, off+n-from)
+	}
+}
+
+// DropPages tells that the range was written at once, by WritePinned, and is
+// durable. It is a hint.
+func (f *File) DropPages(off, n int64) {
+	if checkRange(off, n) != nil || n < vfs.BulkBytes {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	h, err := f.acquire(false)
+	if err != nil {
+		return // closed or gone, and its pages with it
+	}
+	f.mu.Unlock()
+	dropPages(h, off, n)
+	f.mu.Lock()
+	f.release()
 }
 
 // take makes the blocks first..last busy if all of [off, end) is present. It

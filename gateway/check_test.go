@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 	"github.com/cisternfs/cistern/objstore/faultstore"
@@ -256,7 +255,7 @@ func TestDestroy_OwnedOrPinned_IsRefused(t *testing.T) {
 	if err := objstore.Create(bg, l.bucket, metadata.PinKey("copy", "1"), metadata.EncodePin(&pin)); err != nil {
 		t.Fatal(err)
 	}
-	wantErr(t, Destroy(bg, l.bucket, "mem://lab", metadata.Owner{}, false, false, func(int) {}), ErrNotPermit)
+	wantErr(t, Destroy(bg, l.bucket, "mem://lab", metadata.Owner{}, false, false, func(int) {}), ErrPinned)
 	if err := l.bucket.Delete(bg, metadata.PinKey("copy", "1")); err != nil {
 		t.Fatal(err)
 	}
@@ -272,22 +271,6 @@ func TestDestroy_OwnedOrPinned_IsRefused(t *testing.T) {
 		t.Error("the old owner keeps its lease")
 	}
 	v.Abandon()
-}
-
-func TestDescribe_EveryKindOfOperation(t *testing.T) {
-	for k := opWrite; k <= opSet; k++ {
-		op, err := newOperation(k)
-		if err != nil {
-			t.Fatal(err)
-		}
-		kind, _, err := Describe(journal.Record{Op: k, Body: encodeOp(op)})
-		if err != nil || kind == "" {
-			t.Errorf("kind %d: %q, %v", k, kind, err)
-		}
-	}
-	if _, _, err := Describe(journal.Record{Op: 200}); err == nil {
-		t.Error("an unknown kind is described")
-	}
 }
 
 func TestProblem_String_NamesWhatItHas(t *testing.T) {

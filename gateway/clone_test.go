@@ -95,7 +95,7 @@ func TestClone_GoesItsOwnWay(t *testing.T) {
 
 				// Without its parents a clone is nothing, until it is detached.
 				for _, url := range []string{parentURL, "mem://one"} {
-					if err := f.destroy(url, false); !errors.Is(err, ErrNotPermit) || !strings.Contains(fmt.Sprint(err), "mem://two") {
+					if err := f.destroy(url, false); !errors.Is(err, ErrPinned) || !strings.Contains(fmt.Sprint(err), "mem://two") {
 						t.Fatalf("destroy %s: %v", url, err)
 					}
 				}
@@ -122,7 +122,7 @@ func TestClone_GoesItsOwnWay(t *testing.T) {
 				// A clone of a detached clone, and then destroyed in the right order.
 				f.clone("mem://two", "mem://three", 0, false)
 				f.wantFiles("mem://three", 0, two, "clone of a detached clone")
-				wantErr(t, f.destroy("mem://two", false), ErrNotPermit)
+				wantErr(t, f.destroy("mem://two", false), ErrPinned)
 				for _, url := range []string{"mem://three", "mem://two"} {
 					if err := f.destroy(url, false); err != nil {
 						t.Fatalf("destroy %s: %v", url, err)
@@ -498,12 +498,12 @@ func TestPruneClonePin_OnlyOfDeadClones(t *testing.T) {
 		if err != nil || len(pins) != 1 {
 			t.Fatalf("clones: %+v, %v", pins, err)
 		}
-		wantErr(t, PruneClonePin(bg, l.bucket, f.b["mem://one"], pins[0]), ErrNotPermit)
+		wantErr(t, PruneClonePin(bg, l.bucket, f.b["mem://one"], pins[0]), ErrPinned)
 		if err := Destroy(bg, f.b["mem://one"], "mem://one", metadata.Owner{}, false, false, func(int) {}); err != nil {
 			t.Fatal(err)
 		}
-		wantErr(t, f.destroy(parentURL, false), ErrNotPermit) // the clone's destruction did not end
-		wantErr(t, PruneClonePin(bg, l.bucket, f.b["mem://one"], pins[0]), ErrNotPermit)
+		wantErr(t, f.destroy(parentURL, false), ErrPinned) // the clone's destruction did not end
+		wantErr(t, PruneClonePin(bg, l.bucket, f.b["mem://one"], pins[0]), ErrPinned)
 		if err := f.b["mem://one"].Delete(bg, metadata.ClaimKey); err != nil {
 			t.Fatal(err)
 		}

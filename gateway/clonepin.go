@@ -167,7 +167,7 @@ func deleteClonePins(ctx context.Context, s objstore.Store, id string) error {
 	})
 }
 
-// PruneClonePin deletes the pins of a clone that is no more. ErrNotPermit when
+// PruneClonePin deletes the pins of a clone that is no more. ErrPinned when
 // there is a volume with its id at its URL, or an attempt to make it. clone is the
 // store at the pin's URL; nil: it can't be opened for good.
 func PruneClonePin(ctx context.Context, s, clone objstore.Store, p ClonePin) error {
@@ -176,7 +176,7 @@ func PruneClonePin(ctx context.Context, s, clone objstore.Store, p ClonePin) err
 		return err
 	}
 	if alive {
-		return fmt.Errorf("%w: %s is there, and shares with this volume", ErrNotPermit, p.URL)
+		return fmt.Errorf("%w: %s is there, and shares with this volume", ErrPinned, p.URL)
 	}
 	return deleteClonePins(ctx, s, p.Volume)
 }

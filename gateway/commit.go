@@ -322,6 +322,7 @@ func (v *Volume) unpin(r ownedReference) {
 	f := v.cache.Get(uint64(r.ino))
 	defer f.Release()
 	defer f.Unpin(r.ref.off, r.ref.len)
+	f.DropPages(r.ref.off, r.ref.len)
 	nd := v.nodes.use(r.ino)
 	defer v.nodes.done(nd)
 	held, err := nd.lock.Lock(v.ctx, r.ref.off, r.ref.off+r.ref.len, true)
@@ -501,7 +502,8 @@ func (v *Volume) Sync(ctx context.Context) (metadata.CommitID, error) {
 	return v.Commit(ctx)
 }
 
-// runCommits commits every interval, and at once when asked.
+// runCommits commits when changes have gathered for an interval, and at once when
+// asked. Between two commits it lets an interval pass.
 func (v *Volume) runCommits() {
 	defer v.group.Done()
 	timer := time.NewTimer(v.opt.CommitInterval)
@@ -509,6 +511,10 @@ func (v *Volume) runCommits() {
 	for {
 		select {
 		case <-timer.C:
+			if early := v.opt.CommitInterval - v.dirtyAge(); 0 < early && early < v.opt.CommitInterval {
+				timer.Reset(early)
+				continue
+			}
 		case <-v.commit.kick:
 		case <-v.journal.Pressure():
 		case <-v.quit:
@@ -526,8 +532,20 @@ func (v *Volume) runCommits() {
 				return
 			}
 		}
-		timer.Reset(v.opt.CommitInterval)
+		timer.Reset(v.pause())
 	}
+}
+
+// pause is how long commits rest after one: not at all when a bulk load has
+// filled the time that the last one took.
+func (v *Volume) pause() time.Duration {
+	v.mu.RLock()
+	bulk := v.active.bulk
+	v.mu.RUnlock()
+	if bulk >= bulkCommit && v.dirtyAge() >= v.opt.CommitInterval {
+		return 0
+	}
+	return v.opt.CommitInterval
 }
 
 // runSync syncs the journal whenever much is waiting for it, so that no fsync

@@ -136,6 +136,30 @@ func TestVolume_Fsync_LagModeWaitsWhenTooOld(t *testing.T) {
 	})
 }
 
+// A burst is not committed in its midst, however it falls between two ticks, and
+// nothing waits longer than the interval.
+func TestVolume_Commits_AnIntervalAfterTheFirstChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(func(o *Options) { live(o); o.CommitInterval = time.Second })
+		time.Sleep(10*time.Second + 900*time.Millisecond)
+		before := v.Status().Commits
+		f := files{}
+		for i := range 9 {
+			f.put(t, v, "a", []byte("burst"), i)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := v.Status().Commits; n != before {
+			t.Errorf("%d commits within the first 0.9 s of a burst", n-before)
+		}
+		time.Sleep(100*time.Millisecond + time.Millisecond)
+		if n := v.Status().Commits; n != before+1 {
+			t.Errorf("%d commits an interval after the first change", n-before)
+		}
+		mustClose(t, v)
+	})
+}
+
 func TestVolume_Fsync_LocalModeNeverTouchesTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 1, 8192)

@@ -35,6 +35,8 @@ var (
 	ErrHandedOver = errors.New("volume was handed over")
 	// ErrOwned: another writer holds the lease and was heard of lately.
 	ErrOwned = errors.New("volume is owned by another writer")
+	// ErrPinned: a snapshot, a clone or another pin without an end keeps the volume.
+	ErrPinned = errors.New("volume is pinned")
 	// ErrDamaged: a checksum does not match or something referred to is missing.
 	ErrDamaged = errors.New("damage found")
 	// ErrLostJournal: the state directory's journal is missing or not the one it should be.

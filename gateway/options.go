@@ -105,7 +105,8 @@ const (
 	maxObjectSize   = 64 << 20
 	minOwnObject    = 256 << 10 // a slot gets an object of its own from here on
 	segmentTarget   = 8 << 20   // bytes at which a commit starts another segment
-	bulkCommit      = 64 << 20  // bytes of large writes with which a commit begins before its time
+	bulkCommit      = 64 << 20  // bytes of large writes that wait for no pause between two commits
+	bulkShare       = 8         // of the cache: such bytes of one commit are at most about this part
 	manifestCommits = 1000      // commits after which a manifest is written,
 	manifestEpochs  = 16        // or reigns,
 	manifestLeast   = 4 << 20   // or bytes of commit documents: half of the last manifest's,

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 )
@@ -145,28 +144,6 @@ func (r pathReader) before(ctx context.Context, e *entry) (*entry, error) {
 	return nil, nil
 }
 
-// Describe says what a journal record does: its kind, and its fields as text of
-// bounded length. A record that does not decode is ErrDamaged.
-func Describe(r journal.Record) (kind, fields string, err error) {
-	op, err := decodeOp(r)
-	if err != nil {
-		return "", "", err
-	}
-	name, ok := map[journal.Op]string{
-		opWrite: "write", opRef: "reference", opSetAttr: "setattr", opCreate: "create", opLink: "link", opUnlink: "unlink",
-		opRename: "rename", opXattr: "xattr", opZero: "zero", opReap: "reap", opPublish: "publish", opSet: "settings", opShare: "share", opShareFrames: "share", opAdopt: "adopt",
-	}[r.Op]
-	if !ok {
-		return "", "", fmt.Errorf("%w: record of unknown kind %d", ErrDamaged, r.Op)
-	}
-	const most = 300
-	fields = fmt.Sprintf("%+v", op)
-	if len(fields) > most {
-		fields = fields[:most] + "…"
-	}
-	return name, fields, nil
-}
-
 // FindCommit returns a commit by its number; 0 means the last. Errors:
 // ErrNotExist, ErrDamaged, ErrStore.
 func FindCommit(ctx context.Context, s objstore.Store, n uint64, url string) (CommitInfo, error) {
@@ -189,7 +166,7 @@ const reignKept = "kept"
 // Destroy deletes everything that a volume has in the bucket, its identity
 // first and its lease last, so that it can go on after an interruption. It
 // takes the lease: ErrOwned when a writer has it, unless takeover is set.
-// ErrNotPermit when a clone shares with the volume or a pin that does not expire keeps it,
+// ErrPinned when a clone shares with the volume or a pin that does not expire keeps it,
 // and ErrDamaged when the lease or a pin can't be read, unless force is set. deleted is called with the number of objects deleted
 // so far.
 func Destroy(ctx context.Context, s objstore.Store, url string, owner metadata.Owner, takeover, force bool, deleted func(n int)) error {
@@ -272,7 +249,7 @@ func refusePinned(ctx context.Context, s objstore.Store, url string, claims bool
 				clones = append(clones, p.Holder)
 			}
 		case p.Expiry == 0:
-			return fmt.Errorf("%w: %s is kept by the %s %q of %s; --force deletes it all the same", ErrNotPermit, url, p.Kind, p.Name, p.Holder)
+			return fmt.Errorf("%w: %s is kept by the %s %q of %s; --force deletes it all the same", ErrPinned, url, p.Kind, p.Name, p.Holder)
 		}
 		return nil
 	})
@@ -281,7 +258,7 @@ func refusePinned(ctx context.Context, s objstore.Store, url string, claims bool
 	}
 	slices.Sort(clones)
 	return fmt.Errorf("%w: %s shares its past with its clone at %s: `cistern clone --detach` copies what a clone shares, and `cistern clone list --prune` forgets clones that are gone; --force deletes it all the same, and what they share with it",
-		ErrNotPermit, url, strings.Join(slices.Compact(clones), " and at "))
+		ErrPinned, url, strings.Join(slices.Compact(clones), " and at "))
 }
 
 // destroyPrefixes are what a volume's keys begin with, in the order in which

@@ -303,7 +303,7 @@ func (v *Volume) applied(lsn journal.LSN, apply func(journal.LSN, journal.Loc), 
 	v.active.last = lsn
 	apply(lsn, loc)
 	v.notePending()
-	if v.active.bulk >= bulkCommit {
+	if v.active.bulk >= max(bulkCommit, v.opt.CacheBytes/bulkShare) {
 		v.kickCommit()
 	}
 }

@@ -177,7 +177,7 @@ func size(n int64) string { return config.FormatSize(n) }
 func count[N int | int64 | uint64](n N, one string) string {
 	switch {
 	case n == 1:
-	case strings.HasSuffix(one, "ch"):
+	case strings.HasSuffix(one, "ch"), strings.HasSuffix(one, "ss"):
 		one += "es"
 	default:
 		one += "s"

@@ -63,12 +63,12 @@ func writeRelayStatus(w io.Writer, s *binlogfs.RelayStatus) {
 	}
 	row("source", "%s, %s", orDash(s.Source), state)
 	row("server", "%s, server id %d %s", orDash(s.Server), s.ServerID, s.UUID)
-	row("published", "%06d/%s:%d, %d files, %s", s.Epoch, orDash(s.File), s.Offset, s.Files, size(s.Bytes))
+	row("published", "%06d/%s:%d, %s, %s", s.Epoch, orDash(s.File), s.Offset, count(s.Files, "file"), size(s.Bytes))
 	row("GTIDs", "%s", orDash(s.GTIDs))
-	row("received", "%s, %.1f s behind, %d reconnects", size(s.Received), s.LagSeconds, s.Reconnects)
+	row("received", "%s, %.1f s behind, %s", size(s.Received), s.LagSeconds, count(s.Reconnects, "reconnect"))
 	row("acknowledged", "when durable in: %s; semi-synchronous: %v", s.Ack, s.SemiSync)
 	for _, p := range s.Pending {
-		row("pending", "%s from %s:%d on, %s in %d parts, %d events", orDash(p.GTID), p.File, p.Offset, size(p.Bytes), p.Fragments, p.Events)
+		row("pending", "%s from %s:%d on, %s in %s, %s", orDash(p.GTID), p.File, p.Offset, size(p.Bytes), count(p.Fragments, "part"), count(p.Events, "event"))
 	}
 	for i := range s.Replicas {
 		row("replica", "%s", replicaText(&s.Replicas[i]))

@@ -3,13 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"sort"
 	"strconv"
 	"strings"
@@ -17,8 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cisternfs/cistern/gateway"
-	"github.com/cisternfs/cistern/internal/vfs"
-	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 )
@@ -211,68 +205,4 @@ func (a *app) showSegment(v *view, key string) error {
 		}
 	}
 	return nil
-}
-
-func (a *app) dumpJournal() *cobra.Command {
-	var data bool
-	c := &cobra.Command{
-		Use: "journal <state directory or mounted directory>", Short: "Show a journal's files and records", Args: cobra.ExactArgs(1),
-		Long: `Shows the records of a journal, damaged files and dead records included. Of a
-journal in use it shows what it finds.`,
-	}
-	c.Flags().BoolVar(&data, "data", false, "the first bytes of each record's data, too")
-	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
-		dir := args[0]
-		if m, ok, err := findMount(dir); err == nil && ok {
-			r, found := a.findRecord(m.dir)
-			if !found {
-				return fmt.Errorf("the state directory of %s is not known: name it", m.dir)
-			}
-			dir = string(r.StateDir)
-		}
-		if filepath.Base(dir) != "journal" {
-			dir = filepath.Join(dir, "journal")
-		}
-		if _, err := os.Stat(dir); err != nil {
-			if errors.Is(err, fs.ErrNotExist) {
-				return usage(fmt.Errorf("%s holds no journal", args[0]))
-			}
-			return localError(dir, err)
-		}
-		damage := 0
-		err := journal.Dump(vfs.OS(), dir, func(i journal.DumpItem) error {
-			if ctx.Err() != nil {
-				return gateway.ErrInterrupted
-			}
-			if i.Kind == journal.DumpDamage {
-				damage++
-			}
-			return a.showJournal(&i, data)
-		})
-		if err == nil && damage > 0 {
-			a.note("%d places hold no whole group: damage, or the torn tail of a journal that was not closed", damage)
-		}
-		return err
-	})
-}
-
-func (a *app) showJournal(i *journal.DumpItem, data bool) error {
-	switch i.Kind {
-	case journal.DumpFile:
-		return a.say("%s  %d bytes, incarnation %d, epoch %d, from LSN %d, durable %d", i.File, i.Length, i.Incarnation, i.Epoch, i.First, i.Durable)
-	case journal.DumpGroup:
-		return a.say("  %8d group of %d records, LSN %d to %d, epoch %d, durable %d", i.Off, i.Count, i.First, i.Last, i.Epoch, i.Durable)
-	case journal.DumpSpare:
-		return a.say("%s  spare", i.File)
-	case journal.DumpDamage:
-		return a.say("  %8d %s", i.Off, i.Reason)
-	}
-	kind, fields, err := gateway.Describe(i.Record)
-	if err != nil {
-		kind, fields = fmt.Sprintf("kind %d", i.Record.Op), err.Error()
-	}
-	if err := a.say("           LSN %d %s %s, %d bytes of data", i.Record.LSN, kind, fields, len(i.Record.Data)); err != nil || !data || len(i.Record.Data) == 0 {
-		return err
-	}
-	return a.say("%s", strings.TrimRight(hex.Dump(i.Record.Data[:min(len(i.Record.Data), 256)]), "\n"))
 }

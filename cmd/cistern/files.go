@@ -173,7 +173,7 @@ func writeStat(w io.Writer, e *entry) {
 	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
 	row("path", "/%s", e.Path.shown())
 	row("inode", "%d", e.Inode)
-	row("mode", "%s (%04o), %d links", modeString(e.Mode), e.Mode&0o7777, e.Nlink)
+	row("mode", "%s (%04o), %s", modeString(e.Mode), e.Mode&0o7777, count(uint64(e.Nlink), "link"))
 	row("owner", "%d:%d", e.UID, e.GID)
 	row("size", "%d (%s)", e.Size, size(e.Size))
 	if e.Staged > 0 {
@@ -335,7 +335,7 @@ func (a *app) rmCommand() *cobra.Command {
 					return err
 				}
 				if recursive {
-					if err := a.say("/%s: %d names removed", text(name).shown(), n); err != nil {
+					if err := a.say("/%s: %s removed", text(name).shown(), count(n, "name")); err != nil {
 						return err
 					}
 				}

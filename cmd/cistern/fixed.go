@@ -237,7 +237,7 @@ func writePointStatus(w io.Writer, s *mountStatus) {
 	row("state", "%s", s.StateDir)
 	row("health", "%s", healthText(s))
 	row("used", "%s in %s", size(s.UsedBytes), count(s.Inodes, "inode"))
-	row("cache", "%s of %s, %s in files that the kernel reads, %d hits, %d misses", size(s.Cache.Allocated), size(s.Cache.Limit), size(s.Cache.Pinned), s.Cache.Hits, s.Cache.Misses)
+	row("cache", "%s of %s, %s in files that the kernel reads, %s, %s", size(s.Cache.Allocated), size(s.Cache.Limit), size(s.Cache.Pinned), count(s.Cache.Hits, "hit"), count(s.Cache.Misses, "miss"))
 	row("traffic", "%s fetched", size(s.Fetched))
 	ends := "does not end"
 	if s.Point.Pin.Expiry != nil {
@@ -250,7 +250,7 @@ func writePointStatus(w io.Writer, s *mountStatus) {
 		}
 	}
 	if s.Damage > 0 {
-		row("damage", "seen %d times: `cistern check --data` names it", s.Damage)
+		row("damage", "seen %s: `cistern check --data` names it", count(s.Damage, "time"))
 	}
 }
 

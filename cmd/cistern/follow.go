@@ -220,10 +220,10 @@ func writeFollowStatus(w io.Writer, s *mountStatus) {
 	row("health", "%s", healthText(s))
 	row("follows", "the writer, every %v, read-only", time.Duration(f.IntervalSeconds*float64(time.Second)))
 	row("commit", "%s of %s", s.Commit, s.CommitTime.Format(time.RFC3339))
-	row("lag", "%.1f s, %d commits", f.LagSeconds, f.LagCommits)
-	row("used", "%s in %d inodes", size(s.UsedBytes), s.Inodes)
-	row("cache", "%s of %s, %d hits, %d misses", size(s.Cache.Allocated), size(s.Cache.Limit), s.Cache.Hits, s.Cache.Misses)
-	row("traffic", "%s fetched, state loaded anew %d times", size(s.Fetched), f.Rebuilds)
+	row("lag", "%.1f s, %s", f.LagSeconds, count(f.LagCommits, "commit"))
+	row("used", "%s in %s", size(s.UsedBytes), count(s.Inodes, "inode"))
+	row("cache", "%s of %s, %s, %s", size(s.Cache.Allocated), size(s.Cache.Limit), count(s.Cache.Hits, "hit"), count(s.Cache.Misses, "miss"))
+	row("traffic", "%s fetched, state loaded anew %s", size(s.Fetched), count(f.Rebuilds, "time"))
 	if f.Error != "" {
 		since := ""
 		if f.ErrorSince != nil {
@@ -237,7 +237,7 @@ func writeFollowStatus(w io.Writer, s *mountStatus) {
 		}
 	}
 	if s.Damage > 0 {
-		row("damage", "seen %d times: `cistern check --data` of the volume's URL names it", s.Damage)
+		row("damage", "seen %s: `cistern check --data` of the volume's URL names it", count(s.Damage, "time"))
 	}
 }
 
@@ -245,9 +245,9 @@ func writeFollowStatus(w io.Writer, s *mountStatus) {
 func writeFollowTop(w io.Writer, f *topFrame) {
 	s, r := &f.Status, &f.Rates
 	fmt.Fprintf(w, "%s\ton %s\t%s\n", s.URL, s.MountPoint.shown(), healthText(s))
-	fmt.Fprintf(w, "follows\tcommit %s\tlag %.1f s\t%d commits\tread-only\n", s.Commit, s.Follow.LagSeconds, s.Follow.LagCommits)
+	fmt.Fprintf(w, "follows\tcommit %s\tlag %.1f s\t%s\tread-only\n", s.Commit, s.Follow.LagSeconds, count(s.Follow.LagCommits, "commit"))
 	fmt.Fprintf(w, "fetched\t%s/s\t%.1f GET/s\tcache %s of %s, %.0f %% hits\n", size(int64(r.Fetched)), r.Fetches, size(s.Cache.Allocated), size(s.Cache.Limit), 100*r.Hits)
-	fmt.Fprintf(w, "used\t%s\t%d inodes\n", size(s.UsedBytes), s.Inodes)
+	fmt.Fprintf(w, "used\t%s\t%s\n", size(s.UsedBytes), count(s.Inodes, "inode"))
 }
 
 // keepEndedState is how long the log, and the index, of a read-only mount that

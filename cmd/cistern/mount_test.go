@@ -128,6 +128,9 @@ func TestMount_Daemon_CommandsGoThroughItsSocket(t *testing.T) {
 	if out := p.must("dump", "journal", mnt); !strings.Contains(out, ".jnl") {
 		t.Errorf("dump journal: %q", out)
 	}
+	if items := decode[[]journalItem](t, p.must("dump", "journal", "--json", "--data", mnt)); len(items) == 0 || items[0].Kind == "" {
+		t.Errorf("dump journal --json: %+v", items)
+	}
 	if got := p.must("ls", mnt+"@1"); got != "" {
 		t.Errorf("ls of the first commit through the mount: %q", got)
 	}

@@ -165,7 +165,7 @@ func writeMountStatus(w io.Writer, s *mountStatus) {
 	}
 	row("used", "%s in %s, %s", size(s.UsedBytes), count(s.Inodes, "inode"), quota)
 	row("journal", "%s of %s, %s not synced", size(s.Journal.Live), size(s.Journal.Limit), size(s.Journal.Unsynced))
-	row("cache", "%s of %s, %s pinned, %d hits, %d misses", size(s.Cache.Allocated), size(s.Cache.Limit), size(s.Cache.Pinned), s.Cache.Hits, s.Cache.Misses)
+	row("cache", "%s of %s, %s pinned, %s, %s", size(s.Cache.Allocated), size(s.Cache.Limit), size(s.Cache.Pinned), count(s.Cache.Hits, "hit"), count(s.Cache.Misses, "miss"))
 	formRows(row, s.Compress, s.Keys)
 	row("traffic", "%s written, %s uploaded, %s fetched", size(s.Written), size(s.Uploaded), size(s.Fetched))
 	row("work", "%s, %s, %d collected, %s", count(s.Commits, "commit"), count(s.Folds, "fold"), s.Collected, count(s.Throttled, "wait"))
@@ -194,7 +194,7 @@ func writeMountStatus(w io.Writer, s *mountStatus) {
 		row("failing", "%s, since %s: %s", f.Work, f.Since.Format(time.RFC3339), strings.ReplaceAll(f.Error, "\n", "; "))
 	}
 	if s.Damage > 0 {
-		row("damage", "seen %d times: `cistern check --data` names it", s.Damage)
+		row("damage", "seen %s: `cistern check --data` names it", count(s.Damage, "time"))
 	}
 }
 

@@ -244,7 +244,7 @@ the lease while it runs, for --dry-run too.`,
 				}
 			}
 		}
-		return a.say("%s: %d dead things of %s, %d orphans of %s; kept: %d", verb,
-			out.Dead.Things, size(out.Dead.Bytes), out.Orphans.Orphans, size(out.Orphans.Bytes), out.Dead.Kept)
+		return a.say("%s: %s of %s, %s of %s; kept: %d", verb,
+			count(out.Dead.Things, "dead thing"), size(out.Dead.Bytes), count(out.Orphans.Orphans, "orphan"), size(out.Orphans.Bytes), out.Dead.Kept)
 	})
 }

@@ -225,7 +225,7 @@ func TestApp_CheckRepair_DeletesOrphansOfSealedEpochs(t *testing.T) {
 	if r.Orphans != 1 || r.OrphanBytes != 3 {
 		t.Fatalf("%+v", r.checkResult)
 	}
-	if out := p.must("collect", "--dry-run", u); !strings.Contains(out, orphan+"\n") || !strings.Contains(out, "1 orphans of 3 B") {
+	if out := p.must("collect", "--dry-run", u); !strings.Contains(out, orphan+"\n") || !strings.Contains(out, "1 orphan of 3 B") {
 		t.Errorf("collect --dry-run: %q", out)
 	}
 	r = decode[checkReport](t, p.must("check", "--repair", "--json", u))

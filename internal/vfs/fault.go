@@ -279,6 +279,9 @@ func (f *faultFile) PunchHole(off, length int64) error {
 	return f.file.PunchHole(off, length)
 }
 
+// DropPages implements File. It is no step: it has no effect that could fail.
+func (f *faultFile) DropPages(off, length int64) { f.file.DropPages(off, length) }
+
 // Size implements File.
 func (f *faultFile) Size() (int64, error) {
 	if err := f.fault.step("Size", f.name); err != nil {

@@ -69,13 +69,16 @@ func (osFS) Free(dir string) (int64, error) {
 // osFile adds to os.File what the standard library leaves out.
 type osFile struct{ *os.File }
 
-// writePiece is how much is given to the kernel at a time. A write of a megabyte
-// becomes one large page in its cache, and every small write into that page later
-// looks at all of the page's blocks: BenchmarkOS_WriteAt_Overwrite16K.
+// writePiece is how much of a write below BulkBytes is given to the kernel at a
+// time, so that no page in its cache gets larger.
 const writePiece = 64 << 10
 
-// WriteAt writes p in pieces that end at multiples of writePiece.
+// WriteAt writes p whole from BulkBytes on, which is fastest, and else in pieces
+// that end at multiples of writePiece.
 func (f *osFile) WriteAt(p []byte, off int64) (int, error) {
+	if len(p) >= BulkBytes {
+		return f.File.WriteAt(p, off)
+	}
 	done := 0
 	for {
 		n := len(p) - done
@@ -101,6 +104,13 @@ func (f *osFile) Allocate(off, length int64) error {
 func (f *osFile) PunchHole(off, length int64) error {
 	return f.call("punch hole", func(fd int) error {
 		return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
+	})
+}
+
+// DropPages is best effort: what fails leaves pages in the cache.
+func (f *osFile) DropPages(off, length int64) {
+	_ = f.call("fadvise", func(fd int) error {
+		return unix.Fadvise(fd, off, length, unix.FADV_DONTNEED)
 	})
 }
 

@@ -38,6 +38,11 @@ type FS interface {
 // ErrLocked is returned by FS.Lock when another holder has the lock.
 var ErrLocked = errors.New("locked by another process")
 
+// BulkBytes is from where on a read or a write brings large pages into the
+// kernel's cache, see File.DropPages. Each small write into such a page later
+// looks at all of the page's blocks: BenchmarkOS_WriteAt_Overwrite16K.
+const BulkBytes = 512 << 10
+
 // File is an open regular file. ReadAt and WriteAt may run in parallel.
 type File interface {
 	io.ReaderAt
@@ -52,6 +57,10 @@ type File interface {
 	Allocate(off, length int64) error
 	// PunchHole gives the range's blocks back; it reads as zeros afterwards.
 	PunchHole(off, length int64) error
+	// DropPages takes the range's clean pages out of the kernel's cache, as a
+	// hint. Who reads or writes BulkBytes or more at a time calls it when that
+	// is done and durable; dirty pages begin to be written back.
+	DropPages(off, length int64)
 	// Size returns the file's size in bytes.
 	Size() (int64, error)
 	// Allocated returns the bytes of disk that the file occupies.
