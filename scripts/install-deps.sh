@@ -21,7 +21,15 @@ needs=(
 # Root's sbin folders may be missing from the PATH of an ordinary user.
 PATH=$PATH:/usr/sbin:/sbin
 
+# file:package
+files=(
+	/usr/lib/galera/libgalera_smm.so:galera-4
+)
+
 packages=()
+for need in "${files[@]}"; do
+	[[ -e ${need%%:*} ]] || packages+=("${need#*:}")
+done
 for need in "${needs[@]}"; do
 	if ! command -v "${need%%:*}" >/dev/null; then
 		package=${need#*:}

@@ -1,5 +1,5 @@
 // Package dbtest starts private database servers for tests: Debian's MariaDB,
-// and MariaDB 11.8, MySQL 9.7 and MySQL 5.6 as scripts/fetch-server.sh brings
+// the same as a Galera node, and MariaDB 11.8, MySQL 9.7 and MySQL 5.6 as scripts/fetch-server.sh brings
 // them into the user's cache directory.
 //
 //	<cache>/cistern-test/<kind>         a fetched server

@@ -22,13 +22,19 @@ const (
 	MariaDB118  Kind = "mariadb"
 	MySQL97     Kind = "mysql"
 	MySQL56     Kind = "mysql56"
+	// Galera is a MariaDB1011 that is a cluster of one node, with large transactions
+	// replicated in fragments.
+	Galera Kind = "galera"
 )
 
+// galeraLibrary is what makes a MariaDB a node of a cluster, where Debian has it.
+const galeraLibrary = "/usr/lib/galera/libgalera_smm.so"
+
 // Kinds are all of them.
-func Kinds() []Kind { return []Kind{MariaDB1011, MariaDB118, MySQL97, MySQL56} }
+func Kinds() []Kind { return []Kind{MariaDB1011, MariaDB118, MySQL97, MySQL56, Galera} }
 
 // MariaDB says whether the kind is a MariaDB.
-func (k Kind) MariaDB() bool { return k == MariaDB1011 || k == MariaDB118 }
+func (k Kind) MariaDB() bool { return k == MariaDB1011 || k == MariaDB118 || k == Galera }
 
 // notToBeHad is the exit status of scripts/fetch-server.sh for a server that can't be
 // fetched today.
@@ -52,8 +58,12 @@ func cacheDir(t testing.TB) string {
 // server of this system.
 func (k Kind) fetch(t testing.TB) string {
 	t.Helper()
-	if k == MariaDB1011 {
+	if k == MariaDB1011 || k == Galera {
 		testenv.NeedPrograms(t, "mariadbd", "mariadb-install-db")
+		if k == Galera {
+			_, err := os.Stat(galeraLibrary)
+			testenv.SkipUnless(t, err == nil, "galera-4 is not installed; scripts/install-deps.sh installs it")
+		}
 		return ""
 	}
 	root, err := harness.ModuleRoot()
@@ -112,6 +122,9 @@ func (k Kind) program(fetched string) []string {
 // template returns a data directory with system tables, which is made once.
 func (k Kind) template(t testing.TB, fetched string) string {
 	t.Helper()
+	if k == Galera {
+		k = MariaDB1011 // the tables are the same
+	}
 	dir := filepath.Join(cacheDir(t), "data-"+string(k))
 	defer lock(t, dir+".lock")()
 	if _, err := os.Stat(dir); err == nil {

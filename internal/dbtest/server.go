@@ -39,6 +39,7 @@ type Server struct {
 	Args    []string
 
 	fetched string
+	cluster int // the port of a Galera node for its cluster
 	proc    *harness.Process
 	db      *sql.DB
 }
@@ -51,6 +52,9 @@ func Start(t testing.TB, k Kind, args ...string) *Server {
 	s.DataDir, s.Socket, s.ID = filepath.Join(s.Dir, "data"), filepath.Join(s.Dir, "s"), 1000+s.Port
 	if out, err := exec.Command("cp", "-r", "--reflink=auto", k.template(t, s.fetched), s.DataDir).CombinedOutput(); err != nil {
 		t.Fatalf("copy the system tables of %s: %v\n%s", k, err, out)
+	}
+	if k == Galera {
+		s.cluster = testenv.FreePort(t)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -83,6 +87,9 @@ func (s *Server) Restart(t testing.TB) {
 	if s.Kind == MySQL56 {
 		argv = append(argv, "--log-slave-updates")
 	}
+	if s.Kind == Galera {
+		argv = append(argv, s.bootstrap(t)...)
+	}
 	proc, err := harness.Start(append(argv, s.Args...), s.Dir)
 	if err != nil {
 		t.Fatal(err)
@@ -97,6 +104,25 @@ func (s *Server) Restart(t testing.TB) {
 	s.wait(t)
 }
 
+// bootstrap are the options that make the node a cluster of its own. A node that
+// was killed has to be told that nobody knows more than it does.
+func (s *Server) bootstrap(t testing.TB) []string {
+	t.Helper()
+	state := filepath.Join(s.DataDir, "grastate.dat")
+	text, err := os.ReadFile(state)
+	if err == nil {
+		err = os.WriteFile(state, []byte(strings.Replace(string(text), "safe_to_bootstrap: 0", "safe_to_bootstrap: 1", 1)), 0o600)
+	}
+	if err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	return []string{
+		"--wsrep-on=ON", "--wsrep-provider=" + galeraLibrary, "--wsrep-cluster-address=gcomm://", "--wsrep-new-cluster", "--wsrep-sst-method=rsync",
+		"--wsrep-node-address=127.0.0.1", fmt.Sprintf("--wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:%d;gcache.size=32M", s.cluster),
+		"--innodb-autoinc-lock-mode=2", "--log-slave-updates=ON", "--wsrep-trx-fragment-size=10000",
+	}
+}
+
 // wait waits until the server answers.
 func (s *Server) wait(t testing.TB) {
 	t.Helper()
@@ -105,7 +131,7 @@ func (s *Server) wait(t testing.TB) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		err := s.db.PingContext(ctx)
+		err := s.answers(ctx)
 		if err == nil {
 			return
 		}
@@ -129,6 +155,16 @@ func (s *Server) Tool(t testing.TB, name string) []string {
 		t.Fatalf("%s has no programs of its own", s.Kind)
 	}
 	return []string{name}
+}
+
+// answers returns an error while the server takes no statements. A Galera node
+// takes connections before it takes those.
+func (s *Server) answers(ctx context.Context) error {
+	if s.Kind != Galera {
+		return s.db.PingContext(ctx)
+	}
+	var one int
+	return s.db.QueryRowContext(ctx, "select 1 from information_schema.global_status where variable_name='WSREP_READY' and variable_value='ON'").Scan(&one)
 }
 
 // Addr is where it listens on TCP.
