@@ -469,6 +469,12 @@ func readIndex(dir fs.FS, name string) (names []string, starts map[string]string
 	if bytes.HasPrefix(body, []byte(rippleIndex)) {
 		return readRippleIndex(name, string(body))
 	}
+	names, err = indexedNames(name, body)
+	return names, nil, err
+}
+
+// indexedNames reads a server's index.
+func indexedNames(name string, body []byte) (names []string, err error) {
 	for line := range strings.Lines(string(body)) {
 		line = strings.TrimSpace(line)
 		if line == "" {
@@ -476,11 +482,11 @@ func readIndex(dir fs.FS, name string) (names []string, starts map[string]string
 		}
 		n := path.Base(strings.ReplaceAll(line, "\\", "/"))
 		if !isLogName(n) {
-			return nil, nil, fmt.Errorf("%w: %s has a line that names no binary log: %.60q", ErrCorrupt, name, line)
+			return nil, fmt.Errorf("%w: %s has a line that names no binary log: %.60q", ErrCorrupt, name, line)
 		}
 		names = append(names, n)
 	}
-	return names, nil, nil
+	return names, nil
 }
 
 // uuidBeside is the server_uuid in the auto.cnf of a MySQL data directory; empty

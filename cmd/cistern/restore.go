@@ -23,6 +23,7 @@ type restoreFlags struct {
 	keep     string
 	takeover bool
 	json     bool
+	until    untilFlags
 }
 
 func (a *app) restoreCommand() *cobra.Command {
@@ -33,11 +34,16 @@ func (a *app) restoreCommand() *cobra.Command {
 What is replaced stays as a snapshot. The volume must not be mounted meanwhile.
 
 With paths only these come back, as copies that share objects with the past,
-also on a mounted volume; what has a path open keeps what it had.`,
+also on a mounted volume; what has a path open keeps what it had.
+
+With --to-time or --to-gtid the database directory in the volume goes on from
+there: a private server starts on it and replicates from the archive of its
+binary log (--binlog) up to that point, and is stopped again.`,
 	}
 	c.Flags().StringVar(&f.keep, "keep", "", "name of the snapshot of what is replaced (default: before-restore-<time>)")
 	c.Flags().BoolVar(&f.takeover, "takeover", false, "take the volume at once from its owner, which is fenced if it lives")
 	c.Flags().BoolVar(&f.json, "json", false, "one JSON document")
+	f.until.add(c.Flags())
 	c.ValidArgsFunction = completeVolume
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		return a.restore(ctx, args[0], args[1:], &f)
@@ -46,13 +52,14 @@ also on a mounted volume; what has a path open keeps what it had.`,
 
 // restoreLine is what a restore of a whole volume did, for JSON.
 type restoreLine struct {
-	Commit   uint64       `json:"commit"`            // that holds what was restored
-	Restored uint64       `json:"restored_commit"`   // the commit that it went back to
-	Time     time.Time    `json:"restored_time"`     // of that one
-	Snapshot snapshotLine `json:"replaced"`          // what was the present before
-	Revived  int          `json:"revived,omitempty"` // objects and segments that are in use again
-	Died     int          `json:"died,omitempty"`    // and those that only the snapshot needs now
-	Paths    []pathLine   `json:"paths,omitempty"`   // instead of the three above
+	Commit   uint64       `json:"commit"`             // that holds what was restored
+	Restored uint64       `json:"restored_commit"`    // the commit that it went back to
+	Time     time.Time    `json:"restored_time"`      // of that one
+	Snapshot snapshotLine `json:"replaced"`           // what was the present before
+	Revived  int          `json:"revived,omitempty"`  // objects and segments that are in use again
+	Died     int          `json:"died,omitempty"`     // and those that only the snapshot needs now
+	Paths    []pathLine   `json:"paths,omitempty"`    // instead of the three above
+	Reached  *untilLine   `json:"recovery,omitempty"` // with --to-time or --to-gtid
 }
 
 // pathLine is what came back of one path.
@@ -68,6 +75,12 @@ func (a *app) restore(ctx context.Context, arg string, names []string, f *restor
 	}
 	if t.point == "" || t.follows {
 		return usage(fmt.Errorf("%s: say what to go back to, as in %s@-15m or with a snapshot's name", arg, t.url))
+	}
+	if err := f.until.check(); err != nil {
+		return err
+	}
+	if len(names) > 0 && f.until.set() {
+		return usage(errors.New("--to-time and --to-gtid are for the whole volume: give no paths"))
 	}
 	if f.keep == "" {
 		f.keep = gateway.PresentName(time.Now())
@@ -125,6 +138,11 @@ func (a *app) sayRestored(l *restoreLine, f *restoreFlags) error {
 			return err
 		}
 	}
+	if l.Reached != nil {
+		if err := l.Reached.say(a); err != nil {
+			return err
+		}
+	}
 	return a.say("what was there before is snapshot %s, commit %d", l.Snapshot.Name, l.Snapshot.Commit)
 }
 
@@ -168,6 +186,13 @@ func (a *app) restoreWhole(ctx context.Context, s *store, t target, n uint64, f 
 		return l, fmt.Errorf("%w: %s is mounted at %s by process %d, and is restored as a whole only when it is not: stop what uses it, `cistern umount %s`, restore and mount it again; or give the paths that are to come back",
 			gateway.ErrOwned, t.url, p.MountPoint.shown(), p.PID, p.MountPoint.shown())
 	}
+	var plan *untilPlan
+	if f.until.set() {
+		if plan, err = a.planUntil(ctx, t, n, &f.until); err != nil {
+			return l, err
+		}
+		defer func() { err = errors.Join(err, plan.close()) }()
+	}
 	err = pinned(ctx, s, t.url.String(), n, func(ctx context.Context) error {
 		o, err := a.openOwn(ctx, t, f.takeover)
 		if err != nil {
@@ -176,6 +201,13 @@ func (a *app) restoreWhole(ctx context.Context, s *store, t target, n uint64, f 
 		l, err = a.rollBack(ctx, s, o.(*ownService), n, f)
 		return finish(ctx, o, err)
 	})
+	if err != nil || plan == nil {
+		return l, err
+	}
+	if l.Reached, err = a.recoverUntil(ctx, t, &f.until, plan); err != nil {
+		err = fmt.Errorf("commit %d is as commit %d was, but the database did not get to the point that was asked for; what was there before is snapshot %s: %w",
+			l.Commit, l.Restored, l.Snapshot.Name, err)
+	}
 	return l, err
 }
 

@@ -161,6 +161,8 @@ name, a commit's number, a time, or a time back; an @ may stand before it, so th
 type snapshotShown struct {
 	snapshotLine
 	Differs map[gateway.ChangeKind]int `json:"differs"` // paths, from the snapshot to the present
+	// Database is where the database in it goes on from, if it has one.
+	Database *database `json:"database,omitempty"`
 }
 
 func (a *app) snapshotShow() *cobra.Command {
@@ -185,6 +187,14 @@ func (a *app) snapshotShow() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		v, err := a.openView(ctx, target{url: t.url, point: args[1]})
+		if err != nil {
+			return err
+		}
+		x.Database, err = databaseOf(ctx, v.View)
+		if err = errors.Join(err, v.close()); err != nil {
+			return err
+		}
 		if asJSON {
 			return a.printJSON(x)
 		}
@@ -204,6 +214,7 @@ func (a *app) showSnapshot(x *snapshotShown) error {
 		{"pin", x.Key},
 		{"since then", fmt.Sprintf("%s added, %d removed, %d changed, %d renamed", count(x.Differs[gateway.ChangeAdded], "path"),
 			x.Differs[gateway.ChangeRemoved], x.Differs[gateway.ChangeChanged], x.Differs[gateway.ChangeRenamed])},
+		{"database", x.Database.String()},
 	} {
 		fmt.Fprintf(w, "%s\t%s\n", row[0], row[1])
 	}
