@@ -31,6 +31,12 @@ func TestApp_Restore_AnUnmountedVolume(t *testing.T) {
 	p.fails(1, "no such file", "restore", u+"@good", "dir/c")
 	p.fails(2, "as a whole", "restore", u+"@good", "/")
 	p.fails(1, "no such file", "restore", u+"@good", "none/a")
+	p.fails(2, "need --binlog", "restore", u+"@good", "--to-time", "-1h")
+	p.fails(2, "one of --to-time and --to-gtid", "restore", u+"@good", "--to-time", "-1h", "--to-gtid", "0-1-2", "--binlog", u)
+	p.fails(2, "needs --to-time or --to-gtid", "restore", u+"@good", "--binlog", u)
+	p.fails(2, "give no paths", "restore", u+"@good", "dir/a", "--to-time", "-1h", "--binlog", u)
+	p.fails(2, "--server none", "restore", u+"@good", "--to-time", "-1h", "--binlog", u, "--server", "none")
+	p.fails(1, "name it with --datadir", "restore", u+"@good", "--to-time", "-1h", "--binlog", u)
 	if n := len(p.snapshots()); n != 1 {
 		t.Errorf("what was refused left %d snapshots", n)
 	}
