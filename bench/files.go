@@ -31,15 +31,22 @@ func fillFile(name string, size int64) error {
 
 // writeNoise writes to an empty file and fsyncs it.
 func writeNoise(f *os.File, size int64) error {
-	noise := rand.NewChaCha8([32]byte{1})
+	source := rand.NewChaCha8([32]byte{1})
 	buf := make([]byte, mebibyte)
 	for off := int64(0); off < size; off += mebibyte {
-		noise.Read(buf) // never fails
+		source.Read(buf) // never fails
 		if _, err := f.WriteAt(buf[:min(mebibyte, size-off)], off); err != nil {
 			return err
 		}
 	}
 	return f.Sync()
+}
+
+// noise is n bytes that can't be compressed.
+func noise(n int) []byte {
+	p := make([]byte, n)
+	rand.NewChaCha8([32]byte{2}).Read(p) // never fails
+	return p
 }
 
 // readThrough reads a file from begin to end.

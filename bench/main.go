@@ -27,7 +27,9 @@ func main() {
 var errUsage = errors.New("usage: bench list | bench <suite> [flags] | bench compare OLD NEW | bench lineitem --rows N")
 
 // suites are all suites, in the order of the list.
-func suites() []Suite { return []Suite{suiteIO(), suiteMemory(), suiteCpimport()} }
+func suites() []Suite {
+	return []Suite{suiteIO(), suiteMemory(), suiteCpimport(), suiteScale(), suitePeers()}
+}
 
 func command(ctx context.Context, args []string) error {
 	if len(args) == 0 {

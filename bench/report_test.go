@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -185,5 +186,54 @@ func TestRcloneDirty_FindsTheMark(t *testing.T) {
 	}
 	if dirty, err := rcloneDirty(filepath.Join(dir, "missing")); dirty != "" || err != nil {
 		t.Errorf("no cache yet: %q, %v", dirty, err)
+	}
+}
+
+func TestSuites_Jobs_AreWellFormed(t *testing.T) {
+	for _, s := range suites() {
+		c, o, err := parseFlags(s, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		jobs, err := jobsOf(s, c, o)
+		if err != nil || len(jobs) == 0 {
+			t.Fatalf("%s: %d jobs, %v", s.Name, len(jobs), err)
+		}
+		seen := map[string]bool{}
+		for _, j := range jobs {
+			if seen[j.Name] || j.What == "" || j.Setting == "" || len(j.Metrics) == 0 || j.Run == nil {
+				t.Errorf("suite %s: job %+v", s.Name, j)
+			}
+			seen[j.Name] = true
+			for _, m := range j.Metrics {
+				if !slices.ContainsFunc(o.kinds(s), func(k Kind) bool { return j.runsOn(k) && m.on(k) }) {
+					t.Errorf("suite %s, job %s: no target of the suite yields %s", s.Name, j.Name, m.Name)
+				}
+			}
+		}
+	}
+}
+
+func TestRunAppends_GivesAllThree(t *testing.T) {
+	dir := t.TempDir()
+	values, err := runAppends(dir)
+	if err != nil || values["to 1 MB"] <= 0 || values["to 100 GB"] <= 0 || values["100 GB / 1 MB"] <= 0 {
+		t.Errorf("%v, %v", values, err)
+	}
+	if left, err := os.ReadDir(dir); len(left) != 0 || err != nil {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
+
+func TestReadSample_FindsWhatMakeFoldersMade(t *testing.T) {
+	dir := t.TempDir()
+	if err := makeFolders(dir, 2000); err != nil {
+		t.Fatal(err)
+	}
+	if err := readSample(dir, 2000); err != nil {
+		t.Error(err)
+	}
+	if err := readSample(dir, 3000); err == nil {
+		t.Error("a missing file must be an error")
 	}
 }

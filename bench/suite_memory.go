@@ -70,7 +70,7 @@ func makeLargeVolume(dir string) error {
 }
 
 func makeFolder(folder string, first int) error {
-	if err := os.Mkdir(folder, 0o755); err != nil {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
 	page := make([]byte, 4<<10)
