@@ -2,13 +2,14 @@
 # make test    everything that counts, with what it needs installed (what .ci/run calls)
 # make soak    the long forms: SOAK_SECONDS a test, CISTERN_ROUNDS kills, CISTERN_SEED to repeat a run
 # make demo    a database on a bucket, lost and found again
-# make bench   the comparison with ext4 and a bare FUSE loopback: BENCH_FLAGS for its flags
+# make bench   load tests and comparisons: SUITE (io; go run ./bench list names them), BENCH_FLAGS for its flags
 
 SHELL := /bin/bash
 GO ?= go
 SOAK_SECONDS ?= 600
 CISTERN_ROUNDS ?= 100
 BENCH_FLAGS ?=
+SUITE ?= io
 REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null)
 
 .PHONY: build check static test soak demo bench clean
@@ -41,7 +42,7 @@ demo:
 
 bench:
 	scripts/install-deps.sh
-	$(GO) run ./bench io $(BENCH_FLAGS)
+	$(GO) run ./bench $(SUITE) $(BENCH_FLAGS)
 
 clean:
 	rm -rf bin

@@ -9,7 +9,7 @@
 //	go run ./bench io --store s3        its jobs with an object store; gs, or s3://bucket/prefix
 //	go run ./bench cpimport [flags]     run another suite: memory, relay, fragment, …
 //	go run ./bench compare OLD NEW      what moved between two runs, from their JSON
-//	go run ./bench lineitem --rows N    TPC-H lineitem rows as tab-separated text
+//	go run ./bench lineitem --scale F   TPC-H lineitem rows as tab-separated text
 //
 // A Suite is a list of Jobs. A Job prepares its files once on each Target and
 // then runs once a round on each of them in turn, beginning with another target
@@ -33,6 +33,13 @@
 //
 // A bucket that is named by its URL is reached as the environment says, without
 // a proxy; what the run put there stays.
+//
+// The peers are found in PATH (Debian has s3fs and rclone); a report lists what
+// was not, and marks as not durable those whose fsync returned before the data
+// had left the machine, which the proxy tells. The suite cpimport gives its mounts
+// a small cache and journal (--mount-arg changes them), so that its loads are twice
+// as much; the jobs of suite scale with a million files, --max-files 1000000, take
+// many minutes.
 //
 // Concurrency: one job runs at a time; a run is one goroutine.
 package main

@@ -24,7 +24,7 @@ func main() {
 	}
 }
 
-var errUsage = errors.New("usage: bench list | bench <suite> [flags] | bench compare OLD NEW | bench lineitem --rows N")
+var errUsage = errors.New("usage: bench list | bench <suite> [flags] | bench compare OLD NEW | bench lineitem --rows N | --scale F")
 
 // suites are all suites, in the order of the list.
 func suites() []Suite {
@@ -94,10 +94,14 @@ func list() error {
 func lineitem(args []string) error {
 	flags := flag.NewFlagSet("lineitem", flag.ContinueOnError)
 	rows := flags.Int("rows", 100_000, "rows to write to standard output")
+	scale := flags.Float64("scale", 0, "TPC-H's scale factor instead of --rows: 1 is 6 million rows, about 750 MB")
 	seed := flags.Uint64("seed", 1, "seed; the same seed gives the same rows")
 	sql := flags.String("sql", "", "print SQL instead: create (the table's definition) or query1")
 	if err := flags.Parse(args); err != nil {
 		return errors.Join(errUsage, err)
+	}
+	if *scale > 0 {
+		*rows = int(*scale * tpch.RowsPerScale)
 	}
 	switch *sql {
 	case "":

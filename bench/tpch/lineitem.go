@@ -44,15 +44,15 @@ var (
 	}
 )
 
-// rowsPerScale is about how many rows the table has at scale factor 1; parts and
+// RowsPerScale is about how many rows the table has at scale factor 1; parts and
 // suppliers are as many as belong to the number of rows.
-const rowsPerScale = 6_000_000
+const RowsPerScale = 6_000_000
 
 // Lineitems yields rows of whole orders, the last one cut short, from a seed.
 func Lineitems(rows int, seed uint64) func(yield func(Lineitem) bool) {
 	return func(yield func(Lineitem) bool) {
 		r := rand.New(rand.NewPCG(seed, 0x7470))
-		parts := max(200_000*int64(rows)/rowsPerScale, 200)
+		parts := max(200_000*int64(rows)/RowsPerScale, 200)
 		suppliers := max(parts/20, 10)
 		made := 0
 		for order := int64(0); made < rows; order++ {
