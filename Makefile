@@ -1,12 +1,14 @@
 # make check   the quick tests, for daily work
 # make test    everything that counts, with what it needs installed (what .ci/run calls)
-# make soak    the long forms: SOAK_SECONDS a test, CISTERN_ROUNDS kills, CISTERN_SEED to repeat a run
+# make soak    the long forms: SOAK_SECONDS a test, SOAK_PREFIXES mounts of a past in each of 60 random runs, CISTERN_ROUNDS kills,
+#              CISTERN_SEED to repeat a run
 # make demo    a database on a bucket, lost and found again
 # make bench   load tests and comparisons: SUITE (io; go run ./bench list names them), BENCH_FLAGS for its flags
 
 SHELL := /bin/bash
 GO ?= go
 SOAK_SECONDS ?= 600
+SOAK_PREFIXES ?= 170
 CISTERN_ROUNDS ?= 100
 BENCH_FLAGS ?=
 SUITE ?= io
@@ -35,7 +37,7 @@ test:
 
 soak:
 	scripts/install-deps.sh
-	CI=true SOAK_SECONDS=$(SOAK_SECONDS) CISTERN_ROUNDS=$(CISTERN_ROUNDS) $(GO) test -count 1 -p 1 -timeout 0 ./...
+	CI=true SOAK_SECONDS=$(SOAK_SECONDS) SOAK_PREFIXES=$(SOAK_PREFIXES) CISTERN_ROUNDS=$(CISTERN_ROUNDS) $(GO) test -count 1 -p 1 -timeout 0 ./...
 
 demo:
 	scripts/demo.sh

@@ -19,7 +19,11 @@ func TestMount_POSIX(t *testing.T) {
 
 func TestMount_Exercise(t *testing.T) {
 	m := mountVolume(t)
-	for seed := range uint64(3) {
+	seeds := uint64(34) // 102,000 steps
+	if testing.Short() {
+		seeds = 3
+	}
+	for seed := range seeds {
 		posixtest.Exercise(t, m.dir, seed, 3000)
 	}
 }
