@@ -162,7 +162,7 @@ func (n *need) chain(ctx context.Context, s objstore.Store, manifest, last metad
 	if err := n.manifest(ctx, s, manifest); err != nil {
 		return err
 	}
-	ahead := newPathAhead(ctx, pathReader{s}, metadata.CommitID{Epoch: max(manifest.Epoch, 1), N: manifest.N + 1}, last)
+	ahead := newPathAhead(ctx, pathReader{s}, metadata.CommitID{Epoch: max(manifest.Epoch, 1), N: manifest.N + 1}, last.N)
 	defer ahead.close()
 	for at := (metadata.CommitID{}); at != last; {
 		e, err := ahead.next()

@@ -10,12 +10,16 @@ import (
 	"github.com/cisternfs/cistern/objstore"
 )
 
-// openIndex brings the local index to the head of the path: from where it is
-// when it is sound and on the path, else anew from the bucket.
+// openIndex brings the local index, which it opens if it is not open, to the head
+// of the path: from where it is when it is sound and on the path, else anew from
+// the bucket.
 func (v *Volume) openIndex(ctx context.Context, head *entry) error {
 	dir := filepath.Join(v.opt.StateDir, "index")
 	var read int64
-	err := v.tryIndex(dir)
+	var err error
+	if v.index == nil {
+		err = v.tryIndex(dir)
+	}
 	if err == nil {
 		local := v.index.Head()
 		if v.found.N == 0 {
@@ -36,13 +40,7 @@ func (v *Volume) openIndex(ctx context.Context, head *entry) error {
 		return err
 	}
 	v.log.Info("index is built anew from the bucket", "reason", err)
-	if v.kv != nil {
-		cerr := v.kv.Close()
-		v.kv = nil
-		if cerr != nil {
-			v.log.Debug("closing a damaged index", "error", cerr)
-		}
-	}
+	v.dropIndex()
 	if err := v.fs.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove the damaged index %s: %w", dir, err)
 	}
@@ -58,6 +56,16 @@ func (v *Volume) openIndex(ctx context.Context, head *entry) error {
 	return nil
 }
 
+// dropIndex closes the index, which is to be opened anew.
+func (v *Volume) dropIndex() {
+	if v.kv != nil {
+		if err := v.kv.Close(); err != nil {
+			v.log.Debug("closing an index that is not used", "error", err)
+		}
+	}
+	v.kv, v.index, v.sinceManifest = nil, nil, manifestState{}
+}
+
 func (v *Volume) tryIndex(dir string) error {
 	kv, err := v.opt.OpenKV(dir)
 	if err != nil {
@@ -70,10 +78,11 @@ func (v *Volume) tryIndex(dir string) error {
 	return nil
 }
 
-// countSinceManifest begins to count; read are bytes of commits that were read.
+// countSinceManifest begins to count; read are bytes of commits that were read,
+// beside those that were before.
 func (v *Volume) countSinceManifest(read int64) {
 	h := v.index.Head()
-	v.sinceManifest = manifestState{commits: int(h.N - h.Manifest.N), bytes: read}
+	v.sinceManifest = manifestState{commits: int(h.N - h.Manifest.N), bytes: v.sinceManifest.bytes + read}
 }
 
 // errOffPath: the index can't be brought forward from where it is.
@@ -90,12 +99,17 @@ func catchUp(ctx context.Context, s objstore.Store, ix *metadata.Index, head *en
 		return 0, nil
 	}
 	at := metadata.CommitID{Epoch: max(local.Epoch, 1), N: local.N + 1}
-	ahead := newPathAhead(ctx, pathReader{s}, at, head.id)
+	ahead := newPathAhead(ctx, pathReader{s}, at, head.id.N-1)
 	defer ahead.close()
+	if at.Epoch < head.id.Epoch && at.N+1 < head.id.N {
+		ahead.list()
+	}
 	for ix.Head().CommitID != head.id {
-		e, err := ahead.next()
-		if err != nil {
-			return 0, err
+		e := head
+		if ahead.at != head.id {
+			if e, err = ahead.next(); err != nil {
+				return 0, err
+			}
 		}
 		if e == nil {
 			return 0, fmt.Errorf("%w: there is no %s", errOffPath, metadata.CommitKey(ahead.at))
@@ -111,7 +125,7 @@ func catchUp(ctx context.Context, s objstore.Store, ix *metadata.Index, head *en
 			return 0, fmt.Errorf("apply commit %s to the local index: %w", e.id, err)
 		}
 	}
-	return ahead.bytes, nil
+	return ahead.bytes + head.size, nil
 }
 
 // loadIndex fills an empty store with the state as of a commit, its manifest and

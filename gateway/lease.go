@@ -65,15 +65,19 @@ func readLease(ctx context.Context, s objstore.Store) (l *metadata.Lease, versio
 
 // acquire takes the volume's next epoch: at once when the lease is released,
 // one's own or to be taken over, otherwise after the same nonce was seen for
-// the lease's whole duration on this machine's monotonic clock.
-func (v *Volume) acquire(ctx context.Context) error {
+// the lease's whole duration on this machine's monotonic clock. It returns the
+// lease that it took the place of; the survey has the one to begin with.
+func (v *Volume) acquire(ctx context.Context, s *survey) (*metadata.Lease, error) {
+	l, version := s.lease, s.version
 	var seen *metadata.Lease
 	var heard time.Time // when the last nonce was seen first
 	begin, told := time.Now(), false
-	for {
-		l, version, err := readLease(ctx, v.store)
-		if err != nil {
-			return err
+	for first := true; ; first = false {
+		if !first {
+			var err error
+			if l, version, err = readLease(ctx, v.store); err != nil {
+				return nil, err
+			}
 		}
 		free := l.Released || v.opt.Takeover || v.owner.has(l.Reign)
 		renewed := seen != nil && l.Nonce != seen.Nonce
@@ -86,25 +90,25 @@ func (v *Volume) acquire(ctx context.Context) error {
 			v.unclean = !l.Released
 			taken, err := v.take(ctx, l, version)
 			if taken || err != nil {
-				return err
+				return l, err
 			}
 			seen = nil // somebody was faster: look again
 			continue
 		case v.opt.RequireReleased:
-			return fmt.Errorf("%w: %s was taken by %s and not given back; mount it again with that state directory and unmount it, or say --takeover if that process is dead for good",
+			return nil, fmt.Errorf("%w: %s was taken by %s and not given back; mount it again with that state directory and unmount it, or say --takeover if that process is dead for good",
 				ErrOwned, v.opt.URL, ownerName(l.Owner))
 		case renewed && v.opt.Wait == 0:
-			return fmt.Errorf("%w: %s is held by %s, which renewed its lease while this mount waited; unmount it there, or say --takeover if that process is dead",
+			return nil, fmt.Errorf("%w: %s is held by %s, which renewed its lease while this mount waited; unmount it there, or say --takeover if that process is dead",
 				ErrOwned, v.opt.URL, ownerName(l.Owner))
 		case v.opt.Wait > 0 && waited >= v.opt.Wait:
-			return fmt.Errorf("%w: %s is held by %s, which was heard of %v ago at the latest, and this mount was told to wait %v; unmount it there, wait longer, or say --takeover if that process is dead",
+			return nil, fmt.Errorf("%w: %s is held by %s, which was heard of %v ago at the latest, and this mount was told to wait %v; unmount it there, wait longer, or say --takeover if that process is dead",
 				ErrOwned, v.opt.URL, ownerName(l.Owner), time.Since(heard).Round(time.Millisecond), v.opt.Wait)
 		case !told:
 			told = true
 			v.log.Info("volume is owned: waiting", "volume", v.opt.URL, "owner", ownerName(l.Owner), "lease", duration, "wait", v.opt.Wait)
 		}
 		if err := v.sleep(ctx, max(min(duration/15, acquirePause), time.Millisecond)); err != nil {
-			return fmt.Errorf("%w: %s is still held by %s", ErrInterrupted, v.opt.URL, ownerName(l.Owner))
+			return nil, fmt.Errorf("%w: %s is still held by %s", ErrInterrupted, v.opt.URL, ownerName(l.Owner))
 		}
 	}
 }

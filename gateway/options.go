@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -77,6 +78,11 @@ type Options struct {
 	Fetches          int           // parallel ranged reads, default 32
 	LimitENOSPC      bool          // at a limit: ENOSPC after LimitWait instead of waiting on
 	LimitWait        time.Duration // default 5 min
+
+	// Fit says whether the store keeps what a volume needs of it. It is asked while
+	// Open reads, which writes nothing before Fit has returned nil, and it ends soon
+	// after its context. Nil: the store is fit.
+	Fit func(context.Context) error
 
 	Takeover          bool          // take the lease from an owner that may be alive
 	AcceptLostJournal bool          // mount although the journal is lost

@@ -87,26 +87,11 @@ func (r pathReader) lastOf(ctx context.Context, epoch uint64, from metadata.Comm
 // head finds the last commit on the path, given a lease's epoch and hint. next
 // is where the path's next entry would lie.
 func (r pathReader) head(ctx context.Context, epoch uint64, hint metadata.CommitID) (last *entry, next metadata.CommitID, err error) {
-	last, err = r.someCommit(ctx, epoch, hint)
+	p, err := r.end(ctx, epoch, hint)
 	if err != nil {
 		return nil, next, err
 	}
-	for at := last; ; {
-		e, err := r.read(ctx, at.next())
-		if err != nil {
-			return nil, next, err
-		}
-		if e == nil {
-			return last, at.next(), nil
-		}
-		if e.commit != nil {
-			if e.commit.Prev != last.hash {
-				return nil, next, fmt.Errorf("%w: commit %s does not follow commit %s", ErrDamaged, e.id, last.id)
-			}
-			last = e
-		}
-		at = e
-	}
+	return p.last, p.next(), nil
 }
 
 // someCommit finds a late commit on the path: the last of the newest epoch
@@ -148,52 +133,6 @@ func (r pathReader) lastCommit(ctx context.Context, epoch uint64, hint metadata.
 		}
 	}
 	return nil, fmt.Errorf("%w: the volume has no commit at all: its format did not end", ErrDamaged)
-}
-
-// sealBelow closes every epoch below the given one that has no seal yet, in
-// ascending order, in the name of a reign. A seal for that very epoch in another's
-// name means that two reigns were told that they have it.
-func (r pathReader) sealBelow(ctx context.Context, epoch uint64, hint metadata.CommitID, reign string) error {
-	at := metadata.CommitID{Epoch: 1, N: 1}
-	for e := epoch - 1; e > 0; e-- {
-		last, err := r.lastOf(ctx, e, hint)
-		if err != nil {
-			return err
-		}
-		if last.N == 0 {
-			continue
-		}
-		x, err := r.read(ctx, last)
-		if err != nil {
-			return err
-		}
-		if x != nil {
-			if err := x.sharedEpoch(epoch, reign); err != nil {
-				return err
-			}
-			at = x.next() // all below is sealed
-			break
-		}
-	}
-	for at.Epoch < epoch {
-		s := metadata.Seal{CommitID: at, By: reign, Epoch: epoch}
-		err := objstore.Create(ctx, r.store, metadata.CommitKey(at), metadata.EncodeSeal(&s))
-		if err != nil && !errors.Is(err, objstore.ErrConditionFailed) {
-			return storeError("seal epoch "+at.String(), err)
-		}
-		x, err := r.read(ctx, at)
-		if err != nil {
-			return err
-		}
-		if x == nil {
-			return fmt.Errorf("%w: the seal at %s was written and is not there", ErrDamaged, at)
-		}
-		if err := x.sharedEpoch(epoch, reign); err != nil {
-			return err
-		}
-		at = x.next()
-	}
-	return nil
 }
 
 // sharedEpoch returns an error when the entry is a seal that another reign wrote

@@ -29,6 +29,7 @@ func Open(ctx context.Context, o Options) (*Volume, error) {
 	if errors.Is(err, errSetAside) {
 		// The journal is not to be redone: owner.json says so, and the next
 		// attempt begins by moving it away.
+		o.Fit = nil // it was asked
 		v, err = openOnce(ctx, o)
 	}
 	if err != nil {
@@ -63,7 +64,7 @@ func openOnce(ctx context.Context, o Options) (*Volume, error) {
 // giveBack releases the lease of a mount that failed, where there is no journal
 // that the next owner would have to wait for: nothing was written in its epoch.
 func (v *Volume) giveBack(ctx context.Context, cause error) {
-	if v.lease.doc.Epoch == 0 || v.owner.Journal != "" || errors.Is(cause, ErrFenced) {
+	if v.epoch() == 0 || v.owner.Journal != "" || errors.Is(cause, ErrFenced) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), v.opt.LeaseDuration/3)
@@ -96,39 +97,19 @@ func (v *Volume) open(ctx context.Context) error {
 		return fmt.Errorf("state directory %s is in use by another mount or command: %w", dir, err)
 	}
 	v.stateLk = lk
-	doc, err := ReadVolumeDoc(ctx, v.store, v.opt.URL)
+	seen, err := v.survey(ctx)
 	if err != nil {
-		return err
-	}
-	if err := v.useDoc(doc); err != nil {
-		return err
-	}
-	if err := v.needKeys(ctx); err != nil {
 		return err
 	}
 	if err := v.reign(); err != nil {
 		return err
 	}
-	if err := v.acquire(ctx); err != nil {
-		return err
-	}
-	r := pathReader{v.store}
-	epoch, hint := v.lease.doc.Epoch, v.lease.doc.Hint
-	if err := r.sealBelow(ctx, epoch, hint, v.owner.current()); err != nil {
-		return err
-	}
-	if err := v.confirmLease(ctx); err != nil {
-		return err
-	}
-	head, next, err := r.head(ctx, epoch, hint)
+	path, err := v.become(ctx, seen)
 	if err != nil {
 		return err
 	}
-	if next.Epoch != epoch {
-		return v.fencedAt(next.Epoch)
-	}
-	v.commit.next = next
-	if err := v.openIndex(ctx, head); err != nil {
+	v.commit.next = path.next()
+	if err := v.openIndex(ctx, path.last); err != nil {
 		return err
 	}
 	if v.owner.Aside {
@@ -140,7 +121,7 @@ func (v *Volume) open(ctx context.Context) error {
 		return fmt.Errorf("cache in %s: %w", dir, err)
 	}
 	v.takeHead(v.index.Head())
-	if err := v.openJournal(ctx, epoch, hint); err != nil {
+	if err := v.openJournal(ctx, path); err != nil {
 		return err
 	}
 	if err := v.dropInherited(ctx); err != nil {
@@ -191,26 +172,13 @@ func (v *Volume) useDoc(doc *metadata.VolumeDoc) error {
 	return nil
 }
 
-// needKeys refuses keys that are not those of an encrypted volume, before
-// anything is changed.
-func (v *Volume) needKeys(ctx context.Context) error {
-	if v.doc.Key == "" {
-		return nil
-	}
-	head, err := headOf(ctx, v.store)
-	if err != nil || head.commit.Settings == nil {
-		return err
-	}
-	return needKeys(*head.commit.Settings, v.opt.URL, v.opt.Keys)
-}
-
 // fencedAt: somebody sealed this epoch before it began.
 func (v *Volume) fencedAt(epoch uint64) error {
 	return fmt.Errorf("%w: %s was taken over as epoch %d while it was being mounted", ErrFenced, v.opt.URL, epoch)
 }
 
-// reign gives this mount an id and makes it durable before the lease names it.
-func (v *Volume) reign() error {
+// readOwner reads owner.json, and refuses another volume's state directory.
+func (v *Volume) readOwner() error {
 	o, err := loadOwner(v.fs, v.opt.StateDir)
 	if err != nil {
 		return err
@@ -218,6 +186,13 @@ func (v *Volume) reign() error {
 	if o.Volume != "" && o.Volume != v.doc.ID {
 		return fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state, or delete it if that volume is gone", v.opt.StateDir, o.Volume, v.opt.URL, v.doc.ID)
 	}
+	v.owner = o
+	return nil
+}
+
+// reign gives this mount an id and makes it durable before the lease names it.
+func (v *Volume) reign() error {
+	o := v.owner
 	if err := v.unowned(o); err != nil {
 		return err
 	}
@@ -230,7 +205,6 @@ func (v *Volume) reign() error {
 	if len(o.Reigns) > maxReigns {
 		return fmt.Errorf("state directory %s: mounted %d times without its journal being redone; something is wrong with the volume: see the log", v.opt.StateDir, len(o.Reigns))
 	}
-	v.owner = o
 	return o.save()
 }
 
@@ -267,7 +241,8 @@ func (v *Volume) takeHead(h metadata.Head) {
 }
 
 // openJournal opens the journal and redoes it if it is this owner's to redo.
-func (v *Volume) openJournal(ctx context.Context, epoch uint64, hint metadata.CommitID) error {
+func (v *Volume) openJournal(ctx context.Context, path *pathEnd) error {
+	epoch := v.epoch()
 	dir := filepath.Join(v.opt.StateDir, "journal")
 	known := v.owner.Journal
 	if known == "" || v.owner.Aside {
@@ -280,7 +255,7 @@ func (v *Volume) openJournal(ctx context.Context, epoch uint64, hint metadata.Co
 	j, err := journal.Open(v.fs, dir, v.journalOptions([16]byte(id), false))
 	if err == nil {
 		v.journal = j
-		return v.redoOwn(ctx, dir, epoch, hint)
+		return v.redoOwn(ctx, dir, epoch, path)
 	}
 	if errors.Is(err, journal.ErrMissing) || errors.Is(err, journal.ErrIdentity) {
 		if !v.opt.AcceptLostJournal {

@@ -8,14 +8,13 @@ import (
 	"io/fs"
 
 	"github.com/cisternfs/cistern/journal"
-	"github.com/cisternfs/cistern/metadata"
 )
 
 // redoOwn replays the journal of this state directory, or sets it aside when
 // another owner has written to the volume since.
-func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, hint metadata.CommitID) error {
+func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, path *pathEnd) error {
 	from := v.journal.Epoch()
-	own, err := v.sealedByUs(ctx, from, epoch, hint)
+	own, err := v.sealedByUs(ctx, from, epoch, path)
 	if err != nil {
 		return err
 	}
@@ -62,12 +61,17 @@ func (v *Volume) redoGap(dir string, info journal.ReplayInfo) error {
 // sealedByUs says whether every epoch from the journal's to the one before
 // ours was closed by this state directory's own reigns: then nobody else has
 // committed since the journal was written.
-func (v *Volume) sealedByUs(ctx context.Context, from, epoch uint64, hint metadata.CommitID) (bool, error) {
+func (v *Volume) sealedByUs(ctx context.Context, from, epoch uint64, path *pathEnd) (bool, error) {
 	r := pathReader{v.store}
 	for e := max(from, 1); e < epoch; e++ {
-		by, err := r.sealedBy(ctx, e, hint)
-		if err != nil {
-			return false, err
+		by := ""
+		if t := path.tail; t.seal != nil && t.id.Epoch == e {
+			by = t.seal.By
+		} else {
+			var err error
+			if by, err = r.sealedBy(ctx, e, v.lease.doc.Hint); err != nil {
+				return false, err
+			}
 		}
 		if !v.owner.has(by) {
 			return false, nil

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"io"
+	"sync"
 )
 
 // create makes a key and tries to make it again.
@@ -134,17 +135,12 @@ func (p *probe) swap(ctx context.Context) error {
 	body := []byte("before " + rand.Text())
 	// A wrong version that the store itself made, but of another body: stores may
 	// reject one that they could not have made for other reasons.
-	if err := Create(ctx, p.s, p.key("other"), []byte("other "+rand.Text())); err != nil {
-		return err
-	}
-	if err := Create(ctx, p.s, p.key("swap"), body); err != nil {
-		return err
-	}
-	other, err := p.head(ctx, "other")
-	if err != nil {
-		return err
-	}
-	first, err := p.head(ctx, "swap")
+	var other, first Info
+	err := both(func() error {
+		return p.made(ctx, "other", []byte("other "+rand.Text()), &other)
+	}, func() error {
+		return p.made(ctx, "swap", body, &first)
+	})
 	if err != nil {
 		return err
 	}
@@ -152,13 +148,15 @@ func (p *probe) swap(ctx context.Context) error {
 		return lacks("two different objects have the same version %q", first.Version)
 	}
 	wrong := Condition{IfVersion: other.Version}
-	if err := p.refused(ctx, "swap", "a compare-and-swap PUT with a wrong version", []byte("wrong"), wrong); err != nil {
+	err = both(func() error {
+		return p.refused(ctx, "swap", "a compare-and-swap PUT with a wrong version", []byte("wrong"), wrong)
+	}, func() error {
+		return p.refused(ctx, "missing", "a compare-and-swap PUT to a missing key", []byte("wrong"), wrong)
+	})
+	if err != nil {
 		return err
 	}
 	if err := p.holds(ctx, "swap", "a refused compare-and-swap", body, first.Version); err != nil {
-		return err
-	}
-	if err := p.refused(ctx, "missing", "a compare-and-swap PUT to a missing key", []byte("wrong"), wrong); err != nil {
 		return err
 	}
 	body = []byte("swapped " + rand.Text())
@@ -177,6 +175,26 @@ func (p *probe) swap(ctx context.Context) error {
 		return err
 	}
 	return p.holds(ctx, "swap", "a second compare-and-swap with the same version", body, second)
+}
+
+// made creates a key and asks what the store says about it.
+func (p *probe) made(ctx context.Context, name string, body []byte, info *Info) error {
+	if err := Create(ctx, p.s, p.key(name), body); err != nil {
+		return err
+	}
+	i, err := p.head(ctx, name)
+	*info = i
+	return err
+}
+
+// both does two things at the same time and returns the worse error.
+func both(f, g func() error) error {
+	errs := make([]error, 2)
+	var wg sync.WaitGroup
+	wg.Go(func() { errs[0] = f() })
+	wg.Go(func() { errs[1] = g() })
+	wg.Wait()
+	return worst(errs)
 }
 
 // refusesSwap tells a store that refuses what it should do from one that could

@@ -40,7 +40,7 @@ func (a *app) mountDaemon(o *mountOptions) error {
 		return fmt.Errorf("pipe to the mount's process: %w", err)
 	}
 	defer read.Close()
-	c := exec.Command(exe, daemonArgs(os.Args[1:])...)
+	c := exec.Command(exe, daemonArgs(os.Args[1:], o)...)
 	c.Stdout, c.Stderr, c.ExtraFiles = log, log, []*os.File{write}
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = c.Start()
@@ -99,9 +99,13 @@ func (o *mountOptions) what(name string) string {
 	return fmt.Sprintf("%s is mounted on %s", name, o.dir)
 }
 
-// daemonArgs is a command line with what makes it the mount's process.
-func daemonArgs(args []string) []string {
+// daemonArgs is a command line with what makes it the mount's process. One that
+// writes uses the state directory that was found for it.
+func daemonArgs(args []string, o *mountOptions) []string {
 	more := []string{"--foreground", "--ready-fd=3"}
+	if o.writes() {
+		more = append(more, "--state="+o.state)
+	}
 	if i := slices.Index(args, "--"); i >= 0 {
 		return slices.Concat(args[:i], more, args[i:])
 	}

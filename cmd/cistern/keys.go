@@ -134,7 +134,7 @@ func (a *app) openVolumeWith(ctx context.Context, u objstore.URL, reg prometheus
 	if err != nil {
 		return nil, err
 	}
-	s.Store = unlocked
+	s.Store, s.doc = unlocked, doc
 	return s, a.withAdopted(ctx, s, doc, o)
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/config"
 	"github.com/cisternfs/cistern/internal/vfs"
+	"github.com/cisternfs/cistern/objstore"
 )
 
 // choice is a flag with a few possible values.
@@ -263,8 +264,13 @@ func readSmall(path string) ([]byte, error) {
 	return text, nil
 }
 
-// preflight finds what would make the mount fail before anything is changed.
+// preflight finds what would make the mount fail before anything is changed, as
+// far as that is quick: what else the bucket says, opening the volume finds before
+// it changes anything.
 func (a *app) preflight(ctx context.Context, o *mountOptions) error {
+	if o.checked() {
+		return nil
+	}
 	if o.dir != "" {
 		if err := checkMountPoint(o.dir, o.fuse.NonEmpty); err != nil {
 			return usage(err)
@@ -286,12 +292,11 @@ func (a *app) preflight(ctx context.Context, o *mountOptions) error {
 	if o.t.point != "" {
 		return o.preflightPoint(ctx, s)
 	}
-	// With the last commit: a volume whose end can't be read is left as it is.
-	sum, err := gateway.Summarize(ctx, s, o.t.url.String())
-	if err != nil {
+	doc := s.doc
+	if doc == nil {
+		_, err := gateway.ReadVolumeDoc(ctx, s, o.t.url.String())
 		return err
 	}
-	doc := &sum.Doc
 	if err := doc.Writable(); err != nil {
 		return fmt.Errorf("%s: %w", o.t.url, err)
 	}
@@ -307,10 +312,19 @@ func (a *app) preflight(ctx context.Context, o *mountOptions) error {
 	if owner.Volume != "" && owner.Volume != doc.ID {
 		return usage(fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state, or delete it if that volume is gone", o.state, owner.Volume, o.t.url, doc.ID))
 	}
-	if err := a.refuseServed(ctx, o, doc.ID); err != nil {
+	if err := a.refuseServed(ctx, o, s); err != nil {
 		return err
 	}
 	return probeLock(o.state)
+}
+
+// writes says whether the mount is the volume's writer.
+func (o *mountOptions) writes() bool { return !o.follows && o.t.point == "" }
+
+// checked says whether the process that started this one has done the preflight
+// of a mount that writes, and told it what that decided.
+func (o *mountOptions) checked() bool {
+	return o.readyFD >= 0 && o.writes()
 }
 
 // ownState moves a mount without --state to a state directory of the volume's
@@ -333,12 +347,16 @@ func (o *mountOptions) ownState(a *app, id string) (stateOwner, error) {
 
 // refuseServed fails when a process of this machine answers that it owns the
 // volume: there is no need to watch its lease to know that it lives.
-func (a *app) refuseServed(ctx context.Context, o *mountOptions, volume string) error {
+func (a *app) refuseServed(ctx context.Context, o *mountOptions, s *store) error {
 	if o.takeover || o.wait.d > 0 {
 		return nil
 	}
-	c, p, err := a.findOwner(ctx, target{url: o.t.url})
-	if c == nil || err != nil || p.Volume != volume {
+	t := target{url: o.t.url}
+	c, p, err := a.findRecorded(ctx, t)
+	if c == nil && err == nil {
+		c, p, err = findLeased(ctx, t, s)
+	}
+	if c == nil || err != nil || p.Volume != s.doc.ID {
 		return nil // who does not answer is judged by its lease
 	}
 	return fmt.Errorf("%w: process %d of this machine has %s mounted on %s: use that, or `cistern umount` or `cistern handover` it, or say --wait=<time>",
@@ -406,6 +424,12 @@ func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options
 		Durability: o.durability.Durability, CommitInterval: o.interval.d, CacheBytes: o.cache.Bytes,
 		Fetches: s.requests.engine, JournalBytes: o.journal.Bytes, LimitENOSPC: o.limit.value == "enospc",
 		Wait: o.wait.d, RequireReleased: o.waitSet && o.wait.d == 0,
+		Fit: func(ctx context.Context) error {
+			if err := objstore.Probe(ctx, s.bare()); err != nil {
+				return fmt.Errorf("%s can't be mounted: %w", o.t.url, err)
+			}
+			return nil
+		},
 		Takeover: o.takeover, AcceptLostJournal: o.lostJournal, StopOnLeaseLost: o.leaseLost.value == "stop",
 		Owner: gateway.HostOwner(o.state), Logger: log,
 	}

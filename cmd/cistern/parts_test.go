@@ -137,10 +137,10 @@ func TestApp_Records_AreFoundByMountAndURLAndGoAlone(t *testing.T) {
 
 func TestDaemonArgs_GoBeforeTheDashes(t *testing.T) {
 	for _, c := range [][2][]string{
-		{{"mount", "u", "d"}, {"mount", "u", "d", "--foreground", "--ready-fd=3"}},
-		{{"mount", "--", "u", "d"}, {"mount", "--foreground", "--ready-fd=3", "--", "u", "d"}},
+		{{"mount", "u", "d"}, {"mount", "u", "d", "--foreground", "--ready-fd=3", "--state=/s"}},
+		{{"mount", "--", "u", "d"}, {"mount", "--foreground", "--ready-fd=3", "--state=/s", "--", "u", "d"}},
 	} {
-		if got := daemonArgs(c[0]); fmt.Sprint(got) != fmt.Sprint(c[1]) {
+		if got := daemonArgs(c[0], &mountOptions{state: "/s"}); fmt.Sprint(got) != fmt.Sprint(c[1]) {
 			t.Errorf("%v: %v", c[0], got)
 		}
 	}

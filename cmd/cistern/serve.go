@@ -151,12 +151,15 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 	if m.store, err = m.a.openVolumeWith(ctx, m.o.t.url, reg, requests); err != nil {
 		return err
 	}
+	warned := m.readWarnings(ctx)
 	if m.v, err = m.open(ctx); err != nil {
+		warned(false)
 		return err
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	m.o.fuse.FSName, m.o.fuse.Logger = m.name(), m.log
+	warned(true)
 	if err := m.show(ctx); err != nil {
 		return errors.Join(err, m.v.Close(ctx))
 	}
@@ -167,7 +170,6 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 	if err != nil {
 		return errors.Join(err, m.fs.Detach(), m.v.Close(ctx))
 	}
-	m.warnOfBucket(ctx)
 	if err := m.relay.begin(ctx, m.fs); err != nil {
 		return errors.Join(err, m.fs.Detach(), stop(), m.v.Close(ctx))
 	}
@@ -244,9 +246,6 @@ func (m *mountProcess) open(ctx context.Context) (served, error) {
 		}
 		return f, nil
 	}
-	if err := objstore.Probe(ctx, m.store.bare()); err != nil {
-		return nil, fmt.Errorf("%s can't be mounted: %w", m.o.t.url, err)
-	}
 	v, err := gateway.Open(ctx, m.o.engineOptions(m.store, m.log))
 	if err != nil {
 		return nil, err
@@ -307,16 +306,33 @@ func (m *mountProcess) changed(parent gateway.InodeID, name string) {
 	}
 }
 
-// warnOfBucket logs what of the bucket's settings hurts a volume.
-func (m *mountProcess) warnOfBucket(ctx context.Context) {
+// readWarnings asks for what of the bucket's settings hurts a volume, while the
+// volume is opened. What it returns waits for the answer and logs it, or calls the
+// question off.
+func (m *mountProcess) readWarnings(ctx context.Context) (end func(log bool)) {
 	ctx, cancel := context.WithTimeout(ctx, warningsWait)
-	defer cancel()
-	list, err := m.store.warnings(ctx)
-	if err != nil {
-		m.log.Warn("the bucket's settings can't be read", "error", err)
-	}
-	for _, w := range list {
-		m.log.Warn(w)
+	var list []string
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		list, err = m.store.warnings(ctx)
+	}()
+	return func(log bool) {
+		if !log {
+			cancel()
+		}
+		<-done
+		cancel()
+		if !log {
+			return
+		}
+		if err != nil {
+			m.log.Warn("the bucket's settings can't be read", "error", err)
+		}
+		for _, w := range list {
+			m.log.Warn(w)
+		}
 	}
 }
 

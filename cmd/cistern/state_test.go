@@ -68,7 +68,7 @@ func TestMount_Preflight_StateOfAnEarlierVolumeAtTheURL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := &mountOptions{t: to, dir: p.path("mnt"), state: dir, usualState: true, foreground: true, logFile: filepath.Join(dir, logName)}
+	o := &mountOptions{t: to, dir: p.path("mnt"), state: dir, usualState: true, foreground: true, readyFD: -1, logFile: filepath.Join(dir, logName)}
 	if err := a.preflight(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}

@@ -119,6 +119,7 @@ type store struct {
 	limits   *objstore.Limits
 	requests requestOptions
 	keys     *gateway.Keys                               // of an encrypted volume, when it was opened as one
+	doc      *metadata.VolumeDoc                         // of the volume, when it was opened as one; nil: there is none
 	warnings func(ctx context.Context) ([]string, error) // of the bucket's settings
 	clear    func(ctx context.Context) error             // of what an empty bucket has beside keys
 }

@@ -186,11 +186,8 @@ func (a *app) owner(ctx context.Context, t target) (*control.Client, error) {
 // fenced or handed over shows a past: it counts only when its directory was named.
 func (a *app) findOwner(ctx context.Context, t target) (*control.Client, ping, error) {
 	// The registry first: it answers while the store is away.
-	for _, r := range a.records(t) {
-		c, p, err := pingSocket(ctx, string(r.Socket), t.url)
-		if err != nil || c != nil && (p.Owns || t.mount != "") {
-			return c, p, err
-		}
+	if c, p, err := a.findRecorded(ctx, t); c != nil || err != nil {
+		return c, p, err
 	}
 	s, err := a.openStore(ctx, t.url, false, nil)
 	if err != nil {
@@ -199,6 +196,22 @@ func (a *app) findOwner(ctx context.Context, t target) (*control.Client, ping, e
 	if _, err := gateway.ReadVolumeDoc(ctx, s, t.url.String()); err != nil {
 		return nil, ping{}, err
 	}
+	return findLeased(ctx, t, s)
+}
+
+// findRecorded is findOwner by the registry alone.
+func (a *app) findRecorded(ctx context.Context, t target) (*control.Client, ping, error) {
+	for _, r := range a.records(t) {
+		c, p, err := pingSocket(ctx, string(r.Socket), t.url)
+		if err != nil || c != nil && (p.Owns || t.mount != "") {
+			return c, p, err
+		}
+	}
+	return nil, ping{}, nil
+}
+
+// findLeased is findOwner by the lease alone.
+func findLeased(ctx context.Context, t target, s objstore.Store) (*control.Client, ping, error) {
 	l, err := gateway.ReadLease(ctx, s)
 	if err != nil {
 		return nil, ping{}, err

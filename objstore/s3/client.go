@@ -38,10 +38,11 @@ type Store struct {
 	creds   *aws.CredentialsCache
 	o       Options
 	region  string
-	where   string // the endpoint, for messages
-	tagging string // Options.Tags as the header wants them
-	plain   bool   // requests go over plain HTTP
-	bare    atomic.Bool
+	where   string      // the endpoint, for messages
+	tagging string      // Options.Tags as the header wants them
+	plain   bool        // requests go over plain HTTP
+	bare    atomic.Bool // conditions are sent without quotes
+	quoted  atomic.Bool // a condition with quotes was met once: the store knows them
 	log     *slog.Logger
 }
 

@@ -19,6 +19,7 @@ import (
 	v4 "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
 	awss3 "github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/smithy-go/middleware"
 
 	"github.com/cisternfs/cistern/objstore"
 )
@@ -103,7 +104,11 @@ func (s *Store) Put(ctx context.Context, key string, body io.ReadSeeker, size in
 	}
 	bare := s.bare.Load()
 	v, err := send(bare)
-	if !bare && cond.IfVersion != "" && errors.Is(err, objstore.ErrConditionFailed) && s.wantsBare(ctx, key, cond.IfVersion) {
+	switch {
+	case bare || cond.IfVersion == "":
+	case err == nil:
+		s.quoted.Store(true)
+	case errors.Is(err, objstore.ErrConditionFailed) && !s.quoted.Load() && s.wantsBare(ctx, key, cond.IfVersion):
 		return send(true)
 	}
 	return v, err
@@ -166,7 +171,9 @@ func (s *Store) put(ctx context.Context, key string, body io.Reader, size int64,
 	case cond.IfVersion != "":
 		in.IfMatch = aws.String(`"` + string(cond.IfVersion) + `"`)
 	}
-	out, err := s.client.PutObject(v4.SetPayloadHash(ctx, sum.sha256), in)
+	out, err := s.client.PutObject(ctx, in, func(o *awss3.Options) {
+		o.APIOptions = append(o.APIOptions, hashed(sum.sha256))
+	})
 	if err != nil {
 		return "", s.putFailed(ctx, key, cond, err)
 	}
@@ -178,6 +185,18 @@ func (s *Store) put(ctx context.Context, key string, body io.Reader, size int64,
 		return "", fmt.Errorf("put s3://%s/%s: %w: the reply has no ETag", s.o.Bucket, key, objstore.ErrUnavailable)
 	}
 	return v, nil
+}
+
+// hashed tells the signature the body's SHA-256, which the SDK would compute once
+// more. It has to be told inside of the call, whose context begins empty.
+func hashed(sum string) func(*middleware.Stack) error {
+	return func(stack *middleware.Stack) error {
+		return stack.Initialize.Add(middleware.InitializeMiddlewareFunc("PayloadHash", func(
+			ctx context.Context, in middleware.InitializeInput, next middleware.InitializeHandler,
+		) (middleware.InitializeOutput, middleware.Metadata, error) {
+			return next.HandleInitialize(v4.SetPayloadHash(ctx, sum), in)
+		}), middleware.Before)
+	}
 }
 
 // putFailed is the error of a PUT, whose condition gives some a meaning of
