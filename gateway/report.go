@@ -232,6 +232,7 @@ func giveBackDestroyed(ctx context.Context, s objstore.Store) error {
 // that there are; with claims also when a clone is being made.
 func refusePinned(ctx context.Context, s objstore.Store, url string, claims bool) error {
 	var clones []string
+	var kept error
 	err := objstore.ListAll(ctx, s, metadata.PinPrefix, "", func(i objstore.Info) error {
 		body, _, err := objstore.ReadAll(ctx, s, i.Key, maxPinBytes)
 		if errors.Is(err, objstore.ErrNotExist) {
@@ -249,12 +250,15 @@ func refusePinned(ctx context.Context, s objstore.Store, url string, claims bool
 				clones = append(clones, p.Holder)
 			}
 		case p.Expiry == 0:
-			return fmt.Errorf("%w: %s is kept by the %s %q of %s; --force deletes it all the same", ErrPinned, url, p.Kind, p.Name, p.Holder)
+			kept = fmt.Errorf("%w: %s is kept by the %s %q of %s; --force deletes it all the same", ErrPinned, url, p.Kind, p.Name, p.Holder)
 		}
 		return nil
 	})
-	if err != nil || len(clones) == 0 {
+	if err != nil {
 		return err
+	}
+	if len(clones) == 0 {
+		return kept
 	}
 	slices.Sort(clones)
 	return fmt.Errorf("%w: %s shares its past with its clone at %s: `cistern clone --detach` copies what a clone shares, and `cistern clone list --prune` forgets clones that are gone; --force deletes it all the same, and what they share with it",

@@ -47,7 +47,7 @@ found, 5 the store can't be reached.`,
 	c.AddCommand(
 		a.formatCommand(), a.mountCommand(), a.umountCommand(), a.handoverCommand(), a.salvageCommand(), a.statusCommand(), a.topCommand(), a.syncCommand(),
 		a.lsCommand(), a.catCommand(), a.statCommand(), a.putCommand(), a.getCommand(), a.rmCommand(), a.duCommand(),
-		a.logCommand(), a.checkCommand(), a.dumpCommand(), a.collectCommand(), a.snapshotCommand(), a.restoreCommand(), a.destroyCommand(), a.probeCommand(), a.binlogCommand(), a.versionCommand(),
+		a.logCommand(), a.checkCommand(), a.dumpCommand(), a.collectCommand(), a.snapshotCommand(), a.cloneCommand(), a.restoreCommand(), a.destroyCommand(), a.probeCommand(), a.binlogCommand(), a.versionCommand(),
 	)
 	completions(c)
 	return c

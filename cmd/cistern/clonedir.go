@@ -1,0 +1,582 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/metadata"
+)
+
+// cloneMark is the file that says, in a directory that is being filled, of what:
+// it goes when everything is durable. A file that has its size and its time of
+// change is whole, since the time is set last; after a crash of the machine, which
+// may have kept the one without the other, none is believed.
+const cloneMark = ".cistern-clone"
+
+// cloneMarkDoc is what is in it.
+type cloneMarkDoc struct {
+	Source string `json:"source"`
+	Volume string `json:"volume"`
+	Commit uint64 `json:"commit"`
+	Boot   string `json:"boot"` // of the machine
+}
+
+func bootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "" // then nothing is believed
+	}
+	return strings.TrimSpace(string(b))
+}
+
+// cloneToDir fills a local directory.
+func (a *app) cloneToDir(ctx context.Context, o *cloneOptions, from string, out *cloned) (*cloneTask, error) {
+	s, t, n, err := a.cloneSource(ctx, o, from)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := filepath.Abs(o.to)
+	if err != nil {
+		return nil, localError(o.to, err)
+	}
+	why := map[string]string{stagePages: whyMoment, stageRedo: whyMoment, stageRestart: whyRestart, stageRecovery: whyRecovery}
+	if !o.replace {
+		why[stageDrop] = "--replace was not given"
+	}
+	pin, err := a.pinClone(ctx, s, t, n, dir)
+	if err != nil {
+		return nil, err
+	}
+	keep, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var kept sync.WaitGroup
+	kept.Go(func() { pin.Keep(keep, quietLogger()) })
+	defer func() {
+		stop()
+		kept.Wait()
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), unpinWait)
+		defer cancel()
+		_ = pin.Release(end) // it ends by itself
+	}()
+	task, err := a.startClone(t.given(), dir, o.progress, why)
+	if err != nil {
+		return task, err
+	}
+	task.commit(pin.Commit().N)
+	info, err := gateway.FindCommit(ctx, s, pin.Commit().N, t.url.String())
+	if err != nil {
+		return task, err
+	}
+	kv, index, err := viewKV(&info)
+	if err != nil {
+		return task, err
+	}
+	gv, err := gateway.OpenView(ctx, gateway.ViewOptions{Store: s, Keys: s.keys, URL: t.url.String(), KV: kv, Commit: info.ID.N, Fetches: s.requests.downloads})
+	if err != nil {
+		return task, errors.Join(err, kv.Close(), os.RemoveAll(index))
+	}
+	v := &view{View: gv, dir: index}
+	f := &filler{a: a, v: gv, dir: dir, parallel: o.concurrency, task: task, mark: cloneMarkDoc{t.url.String(), gv.Doc().ID, info.ID.N, bootID()}}
+	err = errors.Join(f.run(ctx, o.replace), v.close())
+	at := time.Unix(0, info.Time).UTC()
+	*out = cloned{Target: dir, Source: t.url.String(), Commit: info.ID.N, Time: &at, Resumed: f.resumed, Copied: f.done}
+	return task, err
+}
+
+// pinClone keeps the commit while it is copied.
+func (a *app) pinClone(ctx context.Context, s *store, t target, n uint64, dir string) (*gateway.Pin, error) {
+	host := gateway.HostOwner("")
+	return gateway.PinCommit(ctx, gateway.PinOptions{
+		Store: s, URL: t.url.String(), Kind: gateway.PinMount, Name: "clone-to-" + host.Host, Commit: n, Lifetime: pinLifetime,
+		Holder: fmt.Sprintf("%s, process %d, clone to %s", host.Host, host.PID, text(dir).shown()),
+	})
+}
+
+// filler fills a directory from a view.
+type filler struct {
+	a        *app
+	v        *gateway.View
+	dir      string
+	parallel int
+	task     *cloneTask
+	mark     cloneMarkDoc
+	believe  bool // files that are there and look whole are
+	resumed  bool
+
+	dirs  []fillNode // parents before what is in them
+	files []fillNode
+	links []fillLink
+	done  gateway.CopyProgress
+	mu    sync.Mutex // guards done while files are copied
+}
+
+type fillNode struct {
+	path string
+	n    *gateway.Inode
+}
+
+// fillLink is a further name of a file.
+type fillLink struct{ path, of string }
+
+func (f *filler) run(ctx context.Context, replace bool) error {
+	if err := f.begin(replace); err != nil {
+		return err
+	}
+	err := f.task.run(stageFiles, func() error {
+		if err := f.tree(ctx); err != nil {
+			return err
+		}
+		if err := f.copyFiles(ctx); err != nil {
+			return err
+		}
+		return f.rest(ctx)
+	})
+	if err != nil {
+		return err
+	}
+	return f.task.run(stageSync, f.sync)
+}
+
+// begin makes the directory, or finds it empty or with an earlier attempt in it.
+func (f *filler) begin(replace bool) error {
+	if f.dir == "/" {
+		return usage(errors.New("--to /: name a directory of its own"))
+	}
+	if _, ok, err := findMount(f.dir); err != nil || ok {
+		return errors.Join(err, usage(fmt.Errorf("%s is a volume's mount: name a plain directory", f.dir)))
+	}
+	err := os.Mkdir(f.dir, 0o700)
+	if err != nil && !errors.Is(err, os.ErrExist) {
+		return usage(localError(f.dir, err))
+	}
+	list, err := os.ReadDir(f.dir)
+	if err != nil {
+		return usage(localError(f.dir, err))
+	}
+	old, found := f.earlier()
+	same := found && old.Volume == f.mark.Volume && old.Commit == f.mark.Commit
+	switch {
+	case replace:
+		if err := f.task.run(stageDrop, func() error { return f.drop(list) }); err != nil {
+			return err
+		}
+	case same:
+		f.resumed, f.believe = true, f.mark.Boot != "" && old.Boot == f.mark.Boot
+	case found:
+		return usage(fmt.Errorf("%s holds the beginning of a clone of %s@%d: go on with that one, or say --replace", f.dir, old.Source, old.Commit))
+	case len(list) > 0:
+		return usage(fmt.Errorf("%s is not empty (it holds %s): choose an empty directory, or say --replace", f.dir, text(list[0].Name()).shown()))
+	}
+	return f.writeMark()
+}
+
+func (f *filler) earlier() (cloneMarkDoc, bool) {
+	var d cloneMarkDoc
+	body, err := os.ReadFile(filepath.Join(f.dir, cloneMark))
+	return d, err == nil && json.Unmarshal(body, &d) == nil
+}
+
+func (f *filler) writeMark() error {
+	body, err := json.Marshal(f.mark)
+	if err != nil {
+		return fmt.Errorf("mark of the clone: %w", err)
+	}
+	path := filepath.Join(f.dir, cloneMark)
+	if err := os.WriteFile(path, append(body, '\n'), 0o600); err != nil {
+		return localError(path, err)
+	}
+	return nil
+}
+
+// drop deletes what the directory holds.
+func (f *filler) drop(list []os.DirEntry) error {
+	for i, e := range list {
+		path := filepath.Join(f.dir, e.Name())
+		if err := os.RemoveAll(path); err != nil {
+			return localError(path, err)
+		}
+		f.task.moved(stageDrop, func(s *cloneStage) { s.Things, s.Finished = int64(len(list)), int64(i+1) })
+	}
+	return nil
+}
+
+// tree makes the directories and finds the files.
+func (f *filler) tree(ctx context.Context) error {
+	first := map[gateway.InodeID]string{}
+	root, err := f.v.Inode(metadata.RootInode)
+	if err != nil {
+		return err
+	}
+	f.dirs = []fillNode{{f.dir, root}}
+	for i := 0; i < len(f.dirs); i++ {
+		if ctx.Err() != nil {
+			return gateway.ErrInterrupted
+		}
+		if err := f.directory(f.dirs[i], first); err != nil {
+			return err
+		}
+	}
+	f.task.moved(stageFiles, func(s *cloneStage) { s.Things, s.Bytes = f.done.Things, f.done.Bytes })
+	return nil
+}
+
+func (f *filler) directory(d fillNode, first map[gateway.InodeID]string) error {
+	var names []metadata.Dentry
+	if err := f.v.Names(d.n.ID, func(e metadata.Dentry) bool { names = append(names, e); return true }); err != nil {
+		return err
+	}
+	slices.SortFunc(names, func(a, b metadata.Dentry) int { return strings.Compare(a.Name, b.Name) })
+	for _, e := range names {
+		path := filepath.Join(d.path, e.Name)
+		if d.n.ID == metadata.RootInode && e.Name == cloneMark {
+			return fmt.Errorf("the volume has a file %s at its top, which would hide that the copy is not complete: rename it", cloneMark)
+		}
+		n, err := f.v.Inode(e.Inode)
+		if err != nil {
+			return err
+		}
+		switch {
+		case n.Mode&typeMask == typeDir:
+			if err := os.Mkdir(path, 0o700); err != nil && !f.isDir(path) {
+				return localError(path, err)
+			}
+			f.dirs = append(f.dirs, fillNode{path, n})
+			continue
+		case first[n.ID] != "":
+			f.links = append(f.links, fillLink{path, first[n.ID]})
+			continue
+		}
+		if n.Nlink > 1 {
+			first[n.ID] = path
+		}
+		f.files = append(f.files, fillNode{path, n})
+		f.done.Things++
+		if n.Mode&typeMask == typeReg {
+			f.done.Bytes += n.Alloc
+		}
+	}
+	return nil
+}
+
+func (f *filler) isDir(path string) bool {
+	st, err := os.Lstat(path)
+	return f.resumed && err == nil && st.IsDir()
+}
+
+// fillPiece is what one reader fetches at a time; a large file has several.
+const fillPiece = 16 << 20
+
+// fillFile is a regular file under way.
+type fillFile struct {
+	fillNode
+	f    *os.File
+	left int // pieces, under filler.mu
+}
+
+// fillWork is one piece of a file, or another node whole.
+type fillWork struct {
+	file     *fillFile
+	node     fillNode
+	off, end int64
+}
+
+// copyFiles copies everything that is no directory, several at a time.
+func (f *filler) copyFiles(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	work := make(chan fillWork)
+	var group sync.WaitGroup
+	for range f.parallel {
+		group.Go(func() {
+			buf := make([]byte, 1<<20)
+			for w := range work {
+				if err := f.one(ctx, w, buf); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	err := f.feed(ctx, work)
+	close(work)
+	group.Wait()
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	if ctx.Err() != nil {
+		return gateway.ErrInterrupted
+	}
+	return err
+}
+
+// feed hands the work out.
+func (f *filler) feed(ctx context.Context, work chan<- fillWork) error {
+	send := func(w fillWork) error {
+		select {
+		case work <- w:
+			return nil
+		case <-ctx.Done():
+			return gateway.ErrInterrupted
+		}
+	}
+	for _, n := range f.files {
+		if f.believe && f.whole(n) {
+			f.finished(n, true)
+			continue
+		}
+		if n.n.Mode&typeMask != typeReg {
+			if err := send(fillWork{node: n}); err != nil {
+				return err
+			}
+			continue
+		}
+		file, pieces, err := f.open(ctx, n)
+		if err != nil {
+			return err
+		}
+		for i, p := range pieces {
+			if err := send(p); err != nil {
+				f.drained(file, len(pieces)-i)
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// drained closes a file of which pieces are not handed out.
+func (f *filler) drained(file *fillFile, pieces int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if file.left -= pieces; file.left == 0 {
+		_ = file.f.Close() // the copy has failed already
+	}
+}
+
+// whole says whether an earlier attempt has made a node.
+func (f *filler) whole(n fillNode) bool {
+	st, err := os.Lstat(n.path)
+	if err != nil || n.n.Mode&typeMask != typeReg {
+		return false
+	}
+	return st.Mode().IsRegular() && st.Size() == n.n.Size && st.ModTime().UnixNano() == n.n.Mtime
+}
+
+// open makes a file of its full length, all hole, and cuts its data into pieces.
+func (f *filler) open(ctx context.Context, n fillNode) (*fillFile, []fillWork, error) {
+	if err := os.Remove(n.path); err != nil && !os.IsNotExist(err) {
+		return nil, nil, localError(n.path, err)
+	}
+	out, err := os.OpenFile(n.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, nil, localError(n.path, err)
+	}
+	file := &fillFile{fillNode: n, f: out}
+	pieces, err := f.pieces(ctx, file)
+	if err == nil {
+		err = out.Truncate(n.n.Size)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(localError(n.path, err), out.Close())
+	}
+	file.left = len(pieces)
+	return file, pieces, nil
+}
+
+func (f *filler) pieces(ctx context.Context, file *fillFile) ([]fillWork, error) {
+	in, err := f.v.Open(file.n.ID)
+	if err != nil {
+		return nil, err
+	}
+	var list []fillWork
+	for off := int64(0); off < file.n.Size; {
+		data, err := in.Seek(ctx, off, gateway.SeekData)
+		if errors.Is(err, gateway.ErrNoData) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		end, err := in.Seek(ctx, data, gateway.SeekHole)
+		if err != nil {
+			return nil, err
+		}
+		for ; data < end; data += fillPiece {
+			list = append(list, fillWork{file: file, off: data, end: min(end, data+fillPiece)})
+		}
+		off = end
+	}
+	if len(list) == 0 {
+		list = []fillWork{{file: file}}
+	}
+	return list, nil
+}
+
+// one does one piece of work.
+func (f *filler) one(ctx context.Context, w fillWork, buf []byte) error {
+	if w.file == nil {
+		return f.special(w.node)
+	}
+	err := f.copyPiece(ctx, w, buf)
+	f.mu.Lock()
+	w.file.left--
+	last := w.file.left == 0
+	f.mu.Unlock()
+	if !last {
+		return err
+	}
+	if err == nil && ctx.Err() == nil {
+		err = f.attributes(w.file.fillNode)
+	}
+	if cerr := w.file.f.Close(); cerr != nil {
+		err = errors.Join(err, localError(w.file.path, cerr))
+	}
+	if err == nil && ctx.Err() == nil {
+		f.finished(w.file.fillNode, false)
+	}
+	return err
+}
+
+func (f *filler) copyPiece(ctx context.Context, w fillWork, buf []byte) error {
+	for off := w.off; off < w.end; {
+		if ctx.Err() != nil {
+			return gateway.ErrInterrupted
+		}
+		p := buf[:min(int64(len(buf)), w.end-off)]
+		k, err := f.v.Read(ctx, w.file.n, p, off)
+		if err == nil && k == 0 {
+			err = fmt.Errorf("%w: it ends at %d", gateway.ErrDamaged, off)
+		}
+		if err != nil {
+			return fmt.Errorf("read %s at %d: %w", text(w.file.path).shown(), off, err)
+		}
+		if _, err := w.file.f.WriteAt(p[:k], off); err != nil {
+			return localError(w.file.path, err)
+		}
+		off += int64(k)
+		f.mu.Lock()
+		f.done.DoneBytes += int64(k)
+		f.told()
+		f.mu.Unlock()
+	}
+	return nil
+}
+
+// told shows how far it is. Caller holds f.mu.
+func (f *filler) told() {
+	p := f.done
+	f.task.moved(stageFiles, func(s *cloneStage) {
+		s.Things, s.Bytes, s.Finished, s.Done = p.Things, p.Bytes, p.DoneThings, min(p.DoneBytes, p.Bytes)
+	})
+}
+
+func (f *filler) finished(n fillNode, found bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.done.DoneThings++
+	if found {
+		f.done.Found++
+		f.done.DoneBytes += n.n.Alloc
+	}
+	f.told()
+}
+
+// special makes a symbolic link, a device, a pipe or a socket.
+func (f *filler) special(n fillNode) error {
+	if err := os.Remove(n.path); err != nil && !os.IsNotExist(err) {
+		return localError(n.path, err)
+	}
+	var err error
+	if n.n.Mode&typeMask == typeLink {
+		err = os.Symlink(string(n.n.Target), n.path)
+	} else {
+		err = unix.Mknod(n.path, n.n.Mode, int(n.n.Rdev))
+	}
+	if err != nil {
+		return localError(n.path, err)
+	}
+	if err := f.attributes(n); err != nil {
+		return err
+	}
+	f.finished(n, false)
+	return nil
+}
+
+// attributes sets owner, extended attributes, mode and times, the times last: what
+// has them is whole.
+func (f *filler) attributes(n fillNode) error {
+	if os.Geteuid() == 0 {
+		if err := os.Lchown(n.path, int(n.n.UID), int(n.n.GID)); err != nil {
+			return localError(n.path, err)
+		}
+	}
+	for _, x := range n.n.Xattrs {
+		if err := unix.Lsetxattr(n.path, x.Name, x.Value, 0); err != nil {
+			return fmt.Errorf("%s: extended attribute %s: %w", text(n.path).shown(), x.Name, err)
+		}
+	}
+	if n.n.Mode&typeMask != typeLink {
+		if err := unix.Chmod(n.path, n.n.Mode&0o7777); err != nil {
+			return localError(n.path, err)
+		}
+	}
+	times := []unix.Timespec{unix.NsecToTimespec(n.n.Atime), unix.NsecToTimespec(n.n.Mtime)}
+	if err := unix.UtimesNanoAt(unix.AT_FDCWD, n.path, times, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return localError(n.path, err)
+	}
+	return nil
+}
+
+// rest makes the further names of files, and gives directories their attributes:
+// what is in them last.
+func (f *filler) rest(ctx context.Context) error {
+	for _, l := range f.links {
+		if err := os.Remove(l.path); err != nil && !os.IsNotExist(err) {
+			return localError(l.path, err)
+		}
+		if err := os.Link(l.of, l.path); err != nil {
+			return localError(l.path, err)
+		}
+	}
+	for _, d := range slices.Backward(f.dirs) {
+		if ctx.Err() != nil {
+			return gateway.ErrInterrupted
+		}
+		if err := f.attributes(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sync makes everything durable, and then says that it is complete.
+func (f *filler) sync() error {
+	d, err := os.Open(f.dir)
+	if err != nil {
+		return localError(f.dir, err)
+	}
+	defer d.Close() // only read
+	if err := unix.Syncfs(int(d.Fd())); err != nil {
+		return fmt.Errorf("sync the file system of %s: %w", f.dir, err)
+	}
+	if err := os.Remove(filepath.Join(f.dir, cloneMark)); err != nil {
+		return localError(f.dir, err)
+	}
+	// That has changed the top directory's times.
+	if err := f.attributes(f.dirs[0]); err != nil {
+		return err
+	}
+	if err := d.Sync(); err != nil {
+		return localError(f.dir, err)
+	}
+	return nil
+}
