@@ -101,7 +101,10 @@ type Puller struct {
 	lost    time.Time // when it was lost; zero while it is not
 	corrupt Position  // where corrupt bytes made the connection end last
 
-	farthest int64 // the greatest position that is asked for; 0: what the protocol has room for
+	cut      chan chan error // asks for a new file, see Relay.Cut
+	ordered  string          // a source that an operator chose: it need not wait until the other is lost
+	only     bool            // until it was connected to, no other is tried
+	farthest int64           // the greatest position that is asked for; 0: what the protocol has room for
 
 	mu       sync.Mutex // guards the fields below; never held during I/O
 	status   PullStatus
@@ -113,7 +116,7 @@ func NewPuller(l *Log, o PullOptions) (*Puller, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	return &Puller{l: l, o: o}, nil
+	return &Puller{l: l, o: o, cut: make(chan chan error)}, nil
 }
 
 // Status returns how the puller is.
@@ -192,6 +195,9 @@ func (p *Puller) round(ctx context.Context) (streamed bool, err error) {
 	for i := range p.o.Sources {
 		if i = p.turn(i); ctx.Err() != nil {
 			break
+		}
+		if p.only && p.o.Sources[i] != p.ordered {
+			continue
 		}
 		streamed, err := p.pull(ctx, p.o.Sources[i])
 		if err == nil {
@@ -304,6 +310,7 @@ func (p *Puller) connected(s *sourceConn, a *Appender, addr string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.appender = a
+	p.ordered, p.only = "", false // it is the archive's source now
 	p.status.Source, p.status.Connected, p.status.Since, p.status.LastError = addr, true, time.Now(), ""
 	p.status.Server, p.status.ServerID, p.status.UUID, p.status.SemiSync = s.version, s.source.ServerID, s.source.UUID, s.semiSync
 	p.o.Logger.Info("pulling", "source", addr, "server", s.version, "server_id", s.source.ServerID, "semi_sync", s.semiSync)
@@ -329,6 +336,9 @@ func (p *Puller) stream(ctx context.Context, s *sourceConn, a *Appender) error {
 		if err := s.in.end(); err != nil {
 			return err
 		}
+		if err := p.cutAsked(ctx, a); err != nil {
+			return &fatalError{err}
+		}
 		if now := time.Now(); now.Sub(told) > 100*time.Millisecond || !s.in.ready() {
 			told = now
 			p.update(func(st *PullStatus) {
@@ -345,10 +355,11 @@ func (p *Puller) stream(ctx context.Context, s *sourceConn, a *Appender) error {
 // with it: it must have everything that is published.
 func (p *Puller) admit(ctx context.Context, s *sourceConn, last *Source) error {
 	other := fmt.Errorf("%w: of server %d %s, and this is server %d %s", ErrOtherSource, last.ServerID, last.UUID, s.source.ServerID, s.source.UUID)
-	if p.o.Failover == 0 {
+	ordered := p.ordered == s.addr
+	if p.o.Failover == 0 && !ordered {
 		return other
 	}
-	if left := p.o.Failover - time.Since(p.lost); left > 0 {
+	if left := p.o.Failover - time.Since(p.lost); left > 0 && !ordered {
 		return &transientError{fmt.Errorf("%w; it may follow in %v", other, left.Round(time.Second))}
 	}
 	if s.source.Flavor != last.Flavor {
@@ -365,7 +376,7 @@ func (p *Puller) admit(ctx context.Context, s *sourceConn, last *Source) error {
 	if missing := has.Missing(state); missing != "" {
 		return &fatalError{fmt.Errorf("%w: it lacks what the archive has published: %s", ErrOtherSource, missing)}
 	}
-	p.o.Logger.Warn("another source goes on in a new epoch", "server_id", s.source.ServerID, "uuid", s.source.UUID, "published", state.Position())
+	p.o.Logger.Warn("another source goes on", "server_id", s.source.ServerID, "uuid", s.source.UUID, "published", state.Position())
 	return nil
 }
 

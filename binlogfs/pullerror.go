@@ -15,6 +15,18 @@ const (
 	errSlaveSameID = 4052 // MariaDB: another replica with this server id
 )
 
+// plain is an error in whose text the library's function names are left out.
+type plain struct{ error }
+
+// libraryWords are names and habits of the library that tell a DBA nothing.
+var libraryWords = strings.NewReplacer(
+	"handleAuthResult: ", "", "readAuthResult: ", "", "readInitialHandshake: ", "", "writeAuthHandshake: ", "", "read initial handshake error: ", "",
+	"io.ReadFull(header) failed. err ", "", "io.CopyN failed. err ", "", "Write failed. err ", "", ": connection was bad", "", "connection was bad", "the connection broke off",
+)
+
+func (e *plain) Error() string { return libraryWords.Replace(e.error.Error()) }
+func (e *plain) Unwrap() error { return e.error }
+
 // explain says what a source's refusal means and whether it heals by itself.
 func explain(err error) error {
 	var verify *tls.CertificateVerificationError
@@ -28,9 +40,9 @@ func explain(err error) error {
 	}
 	var my *mysql.MyError
 	if !errors.As(err, &my) {
-		return err
+		return &plain{err}
 	}
-	say := func(what string) error { return &fatalError{fmt.Errorf("%s: %w", what, err)} }
+	say := func(what string) error { return &fatalError{fmt.Errorf("%s: %w", what, my)} }
 	switch my.Code {
 	case mysql.ER_ACCESS_DENIED_ERROR, mysql.ER_ACCESS_DENIED_NO_PASSWORD_ERROR, mysql.ER_DBACCESS_DENIED_ERROR:
 		return say("the source does not accept the user or the password")
@@ -43,13 +55,13 @@ func explain(err error) error {
 	case mysql.ER_NO_BINARY_LOGGING:
 		return say("the source writes no binary log: set log_bin there")
 	case mysql.ER_MASTER_FATAL_ERROR_READING_BINLOG:
-		return explainDump(my, err)
+		return explainDump(my)
 	}
-	return err
+	return &plain{err}
 }
 
 // explainDump tells the reasons of error 1236 apart, which has only a text.
-func explainDump(my *mysql.MyError, err error) error {
+func explainDump(my *mysql.MyError) error {
 	text := strings.ToLower(my.Message)
 	what := "the source can't send its log"
 	switch {
@@ -64,5 +76,5 @@ func explainDump(my *mysql.MyError, err error) error {
 	case strings.Contains(text, "impossible position"), strings.Contains(text, "position > file size"), strings.Contains(text, "beyond"):
 		what = "the source's log ends before the archive's: it lost groups that are published here, as after a crash with sync_binlog=0"
 	}
-	return &fatalError{fmt.Errorf("%s: %w", what, err)}
+	return &fatalError{fmt.Errorf("%s: %w", what, my)}
 }

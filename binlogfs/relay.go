@@ -12,26 +12,63 @@ import (
 // adds to it, which can be stopped and started. All methods are safe for
 // concurrent use.
 type Relay struct {
-	l   *Log
-	p   *Puller
-	log *slog.Logger
+	l      *Log
+	log    *slog.Logger
+	keep   func(SourceSettings) error
+	failed chan struct{} // closed when pulling has ended by an error for the first time
+	once   sync.Once     // closes it
 
-	mu     sync.Mutex // guards the fields below; not held while anything waits
-	cancel context.CancelFunc
-	done   chan struct{} // closed when the puller has ended; nil before the first start
-	err    error         // that ended it
+	changing sync.Mutex // one change at a time; taken before mu, and held while pulling ends
+
+	mu       sync.Mutex // guards the fields below; not held while anything waits
+	p        *Puller
+	password *string // that a change has set
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when the puller has ended; nil before the first start
+	err      error         // that ended it
 }
 
 // ErrPulling: it was asked to start pulling while it does.
 var ErrPulling = errors.New("the relay pulls already")
 
-// NewRelay returns a relay that does not pull yet.
-func NewRelay(l *Log, o PullOptions) (*Relay, error) {
+// NewRelay returns a relay that does not pull yet. kept are the settings of an
+// earlier process's changes, which win over the options; nil when there are none.
+// keep stores them durably; nil: changes count for this process.
+func NewRelay(l *Log, o PullOptions, kept *SourceSettings, keep func(SourceSettings) error) (*Relay, error) {
+	var password *string
+	if kept != nil {
+		o.Apply(kept)
+		password = kept.Password
+	}
 	p, err := NewPuller(l, o)
 	if err != nil {
 		return nil, err
 	}
-	return &Relay{l: l, p: p, log: p.o.Logger}, nil
+	if kept != nil {
+		p.ordered = kept.Sources[0] // an operator chose it
+	}
+	return &Relay{l: l, p: p, log: p.o.Logger, keep: keep, password: password, failed: make(chan struct{})}, nil
+}
+
+func (r *Relay) puller() *Puller {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.p
+}
+
+// pulling says whether it pulls, or tries to.
+func (r *Relay) pulling() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.done == nil {
+		return false
+	}
+	select {
+	case <-r.done:
+		return false
+	default:
+		return true
+	}
 }
 
 // Start begins to pull; it goes on until Stop, or until an error that does not
@@ -48,16 +85,17 @@ func (r *Relay) Start(ctx context.Context) error {
 		r.cancel()
 	}
 	ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	done := make(chan struct{})
+	done, p := make(chan struct{}), r.p
 	r.done, r.err = done, nil
 	go func() {
 		defer close(done)
-		err := r.p.Run(ctx)
+		err := p.Run(ctx)
 		r.mu.Lock()
 		r.err = err
 		r.mu.Unlock()
 		if err != nil {
 			r.log.Error("pulling has stopped", "error", err)
+			r.once.Do(func() { close(r.failed) })
 		}
 	}()
 	return nil
@@ -66,6 +104,12 @@ func (r *Relay) Start(ctx context.Context) error {
 // Stop ends pulling and waits until it has ended. It returns the error of
 // pulling that had ended before.
 func (r *Relay) Stop() error {
+	r.changing.Lock()
+	defer r.changing.Unlock()
+	return r.stop()
+}
+
+func (r *Relay) stop() error {
 	r.mu.Lock()
 	cancel, done := r.cancel, r.done
 	r.mu.Unlock()
@@ -87,12 +131,17 @@ func (r *Relay) Done() <-chan struct{} {
 	return r.done
 }
 
+// Failed returns a channel that is closed when pulling has ended by an error that
+// does not heal by itself.
+func (r *Relay) Failed() <-chan struct{} { return r.failed }
+
 // RelayStatus is how a relay is.
 type RelayStatus struct {
 	PullStatus
-	Ack   Ack    `json:"ack"`
-	Epoch uint32 `json:"epoch"`
-	File  string `json:"file,omitempty"` // published, and as durable as Ack asks, up to here
+	Pulling bool   `json:"pulling"` // or it tries to; not after it was told to stop, nor after an error that ended it
+	Ack     Ack    `json:"ack"`
+	Epoch   uint32 `json:"epoch"`
+	File    string `json:"file,omitempty"` // published, and as durable as Ack asks, up to here
 	// Offset is the end of what is published in File, in bytes.
 	Offset  int64           `json:"offset"`
 	GTIDs   string          `json:"gtids,omitempty"` // published
@@ -116,7 +165,8 @@ type PendingStatus struct {
 
 // Status returns how the relay is.
 func (r *Relay) Status() RelayStatus {
-	s := RelayStatus{PullStatus: r.p.Status(), Ack: r.l.opt.Ack, Pending: []PendingStatus{}}
+	p := r.puller()
+	s := RelayStatus{PullStatus: p.Status(), Pulling: r.pulling(), Ack: r.l.opt.Ack, Pending: []PendingStatus{}}
 	end, _ := r.l.End()
 	s.Epoch, s.File, s.Offset = end.Epoch, end.File, end.Offset
 	if state := r.l.State(); state != nil {
@@ -126,7 +176,7 @@ func (r *Relay) Status() RelayStatus {
 		s.Files++
 		s.Bytes += f.Size
 	}
-	if p := r.p.Pending(); p != nil {
+	if p := p.Pending(); p != nil {
 		s.Pending = append(s.Pending, PendingStatus{
 			GTID: p.GTID.String(), Began: p.Began, File: p.File, Offset: p.Offset, Bytes: p.Bytes, Events: p.Events, Fragments: p.Fragments,
 		})

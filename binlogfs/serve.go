@@ -57,6 +57,8 @@ type Control interface {
 	Start(ctx context.Context) error
 	Stop(ctx context.Context) error
 	Change(ctx context.Context, c SourceChange) error
+	// Cut is FLUSH BINARY LOGS.
+	Cut(ctx context.Context) error
 }
 
 // SourceStatus is what SHOW SLAVE STATUS tells.
@@ -78,16 +80,6 @@ type SourceStatus struct {
 	ErrorCode    uint16
 	Error        string // the last one; empty when it was overcome
 	ErrorTime    time.Time
-}
-
-// SourceChange is what CHANGE MASTER asks for; nil stays as it is.
-type SourceChange struct {
-	Host, User, Password *string
-	Port                 *int
-	ConnectRetry         *time.Duration
-	File                 *string
-	Offset               *int64
-	TLS, UseGTID         *bool
 }
 
 // The ways in which a user proves its password.

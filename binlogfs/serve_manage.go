@@ -3,6 +3,7 @@ package binlogfs
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,7 +31,7 @@ func (x *session) manage(st *statement) error {
 	case st.accept("PURGE", "BINARY", "LOGS"), st.accept("PURGE", "MASTER", "LOGS"):
 		do, err = x.purge(st)
 	case st.accept("FLUSH"):
-		return mysql.NewError(mysql.ER_NOT_SUPPORTED_YET, "The binary logs are those of the relay's source, and begin anew when its do: run FLUSH BINARY LOGS there")
+		do, err = x.flush(st)
 	case st.accept("CHANGE", "MASTER"), st.accept("CHANGE", "REPLICATION", "SOURCE"):
 		do, err = x.change(st)
 	case st.accept("START"):
@@ -48,7 +49,13 @@ func (x *session) manage(st *statement) error {
 	}
 	ctx, cancel := context.WithTimeout(x.ctx, manageTime)
 	defer cancel()
-	if err := do(ctx); err != nil {
+	err = do(ctx)
+	switch {
+	case errors.Is(err, ErrPulling):
+		return mysql.NewError(mysql.ER_SLAVE_MUST_STOP, "This operation cannot be performed while the relay pulls; run STOP SLAVE or STOP REPLICA first")
+	case errors.Is(err, ErrMode):
+		return mysql.NewError(mysql.ER_NOT_SUPPORTED_YET, err.Error())
+	case err != nil:
 		return mysql.NewError(mysql.ER_ERROR_WHEN_EXECUTING_COMMAND, err.Error())
 	}
 	return nil
@@ -91,6 +98,21 @@ func (x *session) purge(st *statement) (func(context.Context) error, error) {
 		_, err := keeper.Purge(ctx, f.Epoch, f.Name)
 		return err
 	}, nil
+}
+
+// flush reads FLUSH BINARY LOGS, which begins the next file in own mode.
+func (x *session) flush(st *statement) (func(context.Context) error, error) {
+	if !st.accept("LOCAL") {
+		st.accept("NO_WRITE_TO_BINLOG")
+	}
+	if !st.accept("BINARY", "LOGS") && !st.accept("LOGS") || !st.done() {
+		return nil, st.wrong()
+	}
+	c, err := x.control()
+	if err != nil {
+		return nil, err
+	}
+	return c.Cut, nil
 }
 
 // control is the pulling half, or the answer that there is none.
@@ -177,6 +199,11 @@ func (c *SourceChange) option(name, value string) error {
 	number := err == nil && n >= 0
 	on := value == "1" || strings.EqualFold(value, "slave_pos") || strings.EqualFold(value, "current_pos") || strings.EqualFold(value, "replica_pos")
 	port, retry := int(n), time.Duration(n)*time.Second
+	seconds, err := strconv.ParseFloat(value, 64)
+	beat := time.Duration(seconds * float64(time.Second))
+	if err != nil || seconds > 60 {
+		beat = 0
+	}
 	switch {
 	case key == "HOST":
 		c.Host = &value
@@ -190,6 +217,18 @@ func (c *SourceChange) option(name, value string) error {
 		c.UseGTID = &on
 	case key == "SSL" && number:
 		c.TLS = &on
+	case key == "SSL_VERIFY_SERVER_CERT" && number:
+		c.Verify = &on
+	case key == "SSL_CA":
+		c.CA = &value
+	case key == "SSL_CERT":
+		c.Cert = &value
+	case key == "SSL_KEY":
+		c.Key = &value
+	case key == "HEARTBEAT_PERIOD" && beat >= 100*time.Millisecond && beat <= time.Minute:
+		c.Heartbeat = &beat
+	case strings.HasPrefix(key, "GET_") && number, key == "DELAY" && value == "0":
+		// A password is encrypted by the source's public key as needed, and nothing waits.
 	case key == "LOG_POS" && number:
 		c.Offset = &n
 	case key == "PORT" && number && n < 1<<16:

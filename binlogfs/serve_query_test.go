@@ -150,6 +150,8 @@ func (f *fakeControl) Change(_ context.Context, c SourceChange) error {
 	return f.err
 }
 
+func (f *fakeControl) Cut(context.Context) error { f.asked = append(f.asked, "cut"); return f.err }
+
 func TestServer_Manage_BothSpellings(t *testing.T) {
 	for _, kind := range []string{"m118", "my97"} {
 		control := &fakeControl{}
@@ -159,20 +161,24 @@ func TestServer_Manage_BothSpellings(t *testing.T) {
 		for _, sql := range []string{
 			"STOP SLAVE", "stop replica io_thread", "START ALL SLAVES", "START REPLICA FOR CHANNEL ''", "STOP SLAVE SQL_THREAD",
 			"CHANGE MASTER TO MASTER_HOST='h1', MASTER_PORT=3308, master_use_gtid=slave_pos, MASTER_CONNECT_RETRY=1",
-			"CHANGE REPLICATION SOURCE TO SOURCE_HOST='h2', SOURCE_PORT=3309, SOURCE_AUTO_POSITION=1, SOURCE_CONNECT_RETRY=2",
+			"CHANGE REPLICATION SOURCE TO SOURCE_HOST='h2', SOURCE_PORT=3309, SOURCE_AUTO_POSITION=1, SOURCE_CONNECT_RETRY=2, GET_SOURCE_PUBLIC_KEY=1",
+			"FLUSH BINARY LOGS", "flush local logs",
 		} {
 			query(t, admin, sql)
 		}
-		if got, want := fmt.Sprintf("%q", control.asked), `["stop" "stop" "start" "start" "h13308 true true 1s" "h23309 true true 2s"]`; got != want {
+		if got, want := fmt.Sprintf("%q", control.asked), `["stop" "stop" "start" "start" "h13308 true true 1s" "h23309 true true 2s" "cut" "cut"]`; got != want {
 			t.Errorf("asked %s, want %s", got, want)
 		}
-		for _, sql := range []string{"CHANGE MASTER TO MASTER_DELAY=5", "CHANGE MASTER TO MASTER_PORT='x'", "STOP SLAVE 'other'", "CHANGE MASTER TO"} {
+		for _, sql := range []string{"CHANGE MASTER TO MASTER_DELAY=5", "CHANGE MASTER TO MASTER_PORT='x'", "STOP SLAVE 'other'", "CHANGE MASTER TO", "FLUSH TABLES", "FLUSH"} {
 			if _, err := admin.Execute(sql); err == nil {
 				t.Errorf("%s was taken", sql)
 			}
 		}
+		control.err = ErrPulling
+		_, err := admin.Execute("CHANGE MASTER TO MASTER_HOST='h1', MASTER_PORT=1, MASTER_USE_GTID=no, MASTER_CONNECT_RETRY=1")
+		wantError(t, err, mysql.ER_SLAVE_MUST_STOP, "run STOP SLAVE")
 		control.err = errors.New("the source is db2, which lacks 0-1-5: choose another")
-		_, err := admin.Execute("START SLAVE")
+		_, err = admin.Execute("START SLAVE")
 		wantError(t, err, mysql.ER_ERROR_WHEN_EXECUTING_COMMAND, control.err.Error())
 		want, status := "Waiting for master to send event|db1|relay|3307|3|mysql-bin.000009|4711|", "SHOW SLAVE STATUS"
 		if got := query(t, admin, status); !strings.HasPrefix(got, want) || !strings.Contains(got, "|Yes|Yes|1236|it was so|") {
@@ -186,7 +192,7 @@ func TestServer_Manage_BothSpellings(t *testing.T) {
 			t.Errorf("%s: SHOW REPLICA STATUS has %v", kind, r.FieldNames)
 		}
 		repl := dial(t, addr, "repl", "other")
-		for _, sql := range []string{"STOP SLAVE", "PURGE BINARY LOGS BEFORE NOW()", "CHANGE MASTER TO MASTER_HOST='h'"} {
+		for _, sql := range []string{"STOP SLAVE", "FLUSH BINARY LOGS", "PURGE BINARY LOGS BEFORE NOW()", "CHANGE MASTER TO MASTER_HOST='h'"} {
 			_, err := repl.Execute(sql)
 			wantError(t, err, mysql.ER_SPECIFIC_ACCESS_DENIED_ERROR, "not change it")
 		}

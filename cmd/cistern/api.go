@@ -20,6 +20,7 @@ func api(s calls, m *mountProcess) http.Handler {
 	mux.Handle("GET /v1/ping", h.Call(func(*http.Request) (any, error) { return m.ping(), nil }))
 	mux.Handle("GET /v1/status", h.Call(func(*http.Request) (any, error) { return m.status(), nil }))
 	if m.relay != nil {
+		relayAPI(mux, h, relayControl{m.relay})
 		mux.Handle("GET /v1/binlog/relay", h.Call(func(*http.Request) (any, error) { return m.relay.status(), nil }))
 	}
 	mux.Handle("POST /v1/sync", h.Call(func(r *http.Request) (any, error) { return s.sync(r.Context()) }))

@@ -13,7 +13,7 @@ serves it to replicas.`,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(
-		a.binlogRelayCommand(), a.binlogStatusCommand(),
+		a.binlogRelayCommand(), a.binlogStatusCommand(), a.binlogSourceCommand(), a.binlogFlushCommand(), a.binlogStopCommand(),
 		a.binlogListCommand(), a.binlogShowCommand(), a.binlogEventsCommand(), a.binlogFindCommand(), a.binlogFetchCommand(), a.binlogVerifyCommand(),
 		a.binlogPurgeCommand(), a.binlogMarkCommand(), a.binlogPendingCommand(), a.binlogAdoptCommand(), a.binlogReplayCommand(),
 	)

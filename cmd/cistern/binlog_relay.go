@@ -119,9 +119,6 @@ func (a *app) relaySettings(c *cobra.Command, o *mountOptions, args []string) er
 		return err
 	}
 	o.waitSet = c.Flags().Changed("wait")
-	if len(o.kernel) > 0 {
-		return errors.New("-o: the directory of a relay has no mount options")
-	}
 	r := o.relay
 	r.dir = strings.Trim(path.Clean("/"+r.dir), "/")
 	r.pull.Heartbeat, r.pull.Failover, r.pull.TLS.Mode = r.heartbeat.d, r.failover.d, binlogfs.TLSMode(r.tlsMode.value)
@@ -209,7 +206,7 @@ type relayed struct {
 }
 
 // open opens the archive in a volume, and its relay.
-func (r *relayOptions) open(ctx context.Context, v *gateway.Volume, log *slog.Logger) (*relayed, error) {
+func (r *relayOptions) open(ctx context.Context, v *gateway.Volume, state string, log *slog.Logger) (*relayed, error) {
 	l, err := binlogfs.OpenLog(ctx, v, binlogfs.LogOptions{
 		Dir: r.dir, Ack: binlogfs.Ack(r.ack.value), Logger: log,
 		Fragment: binlogfs.Fragment{Unit: binlogfs.FragmentUnit(r.unit.value), Size: r.size}, Own: r.ownFiles(),
@@ -219,7 +216,12 @@ func (r *relayOptions) open(ctx context.Context, v *gateway.Volume, log *slog.Lo
 	}
 	pull := r.pull
 	pull.Logger = log
-	relay, err := binlogfs.NewRelay(l, pull)
+	kept := &keptSource{file: filepath.Join(state, keptSourceName), options: pull.Settings()}
+	settings, err := kept.load(log)
+	if err != nil {
+		return nil, err
+	}
+	relay, err := binlogfs.NewRelay(l, pull, settings, kept.save)
 	if err != nil {
 		return nil, err
 	}
@@ -278,12 +280,13 @@ func (r *relayed) begin(ctx context.Context, fs shown) error {
 	return nil
 }
 
-// stopped returns a channel that is closed when pulling has ended; nil for nil.
+// stopped returns a channel that is closed when pulling has ended by an error, for a
+// relay that is of no use then: one that serves replicas goes on.
 func (r *relayed) stopped() <-chan struct{} {
-	if r == nil {
+	if r == nil || r.serving != nil {
 		return nil
 	}
-	return r.relay.Done()
+	return r.relay.Failed()
 }
 
 // Close ends the relay, and then the volume.

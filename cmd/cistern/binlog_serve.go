@@ -187,11 +187,14 @@ type relayControl struct{ r *relayed }
 func (c relayControl) Status() binlogfs.SourceStatus {
 	s := c.r.relay.Status()
 	out := binlogfs.SourceStatus{
-		Started: !s.Stopped, Connected: s.Connected, ServerID: s.ServerID, UUID: s.UUID, Error: s.LastError,
+		Started: s.Pulling, Connected: s.Connected, ServerID: s.ServerID, UUID: s.UUID, Error: s.LastError,
 		Read: binlogfs.Position{Epoch: s.Epoch, File: s.File, Offset: s.Offset},
 		Lag:  time.Duration(s.LagSeconds * float64(time.Second)), LagKnown: s.Connected, State: "Waiting for the source to send events",
 	}
-	if !s.Connected {
+	switch {
+	case !s.Pulling:
+		out.State = ""
+	case !s.Connected:
 		out.State = "Connecting to the source"
 	}
 	out.Host = s.Source
@@ -203,14 +206,26 @@ func (c relayControl) Status() binlogfs.SourceStatus {
 	return out
 }
 
-// errRelayRuns is why a client can't stop, start or change the pulling.
-var errRelayRuns = errors.New("a relay pulls as long as its process runs, from the sources of its options: end or start the process, cistern binlog relay")
+// Start implements binlogfs.Control. What runs already is left alone, as servers do.
+func (c relayControl) Start(ctx context.Context) error {
+	if err := c.r.relay.Start(ctx); !errors.Is(err, binlogfs.ErrPulling) {
+		return err
+	}
+	return nil
+}
 
-// Start implements binlogfs.Control.
-func (relayControl) Start(context.Context) error { return errRelayRuns }
-
-// Stop implements binlogfs.Control.
-func (relayControl) Stop(context.Context) error { return errRelayRuns }
+// Stop implements binlogfs.Control. Why pulling had ended before is in the status.
+func (c relayControl) Stop(context.Context) error {
+	if err := c.r.relay.Stop(); err != nil {
+		c.r.out.Info("pulling had ended before it was told to", "error", err)
+	}
+	return nil
+}
 
 // Change implements binlogfs.Control.
-func (relayControl) Change(context.Context, binlogfs.SourceChange) error { return errRelayRuns }
+func (c relayControl) Change(_ context.Context, change binlogfs.SourceChange) error {
+	return c.r.relay.Change(change)
+}
+
+// Cut implements binlogfs.Control.
+func (c relayControl) Cut(ctx context.Context) error { return c.r.relay.Cut(ctx) }

@@ -18,7 +18,8 @@ func (a *app) binlogStatusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use: "status <vol>", Short: "Show how a running relay is", Args: cobra.ExactArgs(1),
 		Long: `Shows a relay of this machine: its source, how far it has come, which groups are
-under way, its replicas, and its last error. The exit status is 1 when it has stopped.`,
+under way, its replicas, and its last error. The exit status is 1 when it
+does not pull.`,
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
@@ -42,7 +43,7 @@ under way, its replicas, and its last error. The exit status is 1 when it has st
 		} else {
 			err = a.writeOut(func(w io.Writer) { writeRelayStatus(w, &s) })
 		}
-		if err == nil && s.Stopped {
+		if err == nil && !s.Pulling {
 			return said(exitFailed)
 		}
 		return err
@@ -57,7 +58,9 @@ func writeRelayStatus(w io.Writer, s *binlogfs.RelayStatus) {
 	state := "waiting for it"
 	switch {
 	case s.Stopped:
-		state = "stopped"
+		state = "stopped by the last error"
+	case !s.Pulling:
+		state = "stopped by a command"
 	case s.Connected:
 		state = "connected since " + s.Since.UTC().Format(time.RFC3339)
 	}

@@ -182,7 +182,9 @@ func (o *mountOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.metrics, "metrics-addr", "", "serve /metrics and /healthz on this host:port")
 	f.BoolVar(&o.foreground, "foreground", false, "stay in the foreground and log to standard error")
 	f.StringVar(&o.logFile, "log-file", "", "log of the mount (default: mount.log in the state directory)")
-	f.StringArrayVarP(&o.kernel, "options", "o", nil, "mount options, as mount(8) takes them")
+	if o.relay == nil { // a relay's directory has none
+		f.StringArrayVarP(&o.kernel, "options", "o", nil, "mount options, as mount(8) takes them")
+	}
 	f.IntVar(&o.readyFD, "ready-fd", -1, "")
 	f.Lookup("ready-fd").Hidden = true
 }

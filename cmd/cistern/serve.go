@@ -251,7 +251,7 @@ func (m *mountProcess) open(ctx context.Context) (served, error) {
 		return nil, err
 	}
 	if m.o.relay != nil {
-		if m.relay, err = m.o.relay.open(ctx, v, m.log); err != nil {
+		if m.relay, err = m.o.relay.open(ctx, v, m.o.state, m.log); err != nil {
 			return nil, errors.Join(err, v.Close(ctx))
 		}
 		return m.relay, nil

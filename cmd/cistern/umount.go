@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/cisternfs/cistern/internal/control"
 	"github.com/cisternfs/cistern/internal/progress"
 )
 
@@ -51,19 +52,7 @@ the mount stays.`,
 		if owner == nil {
 			return a.dropDead(t, m, r)
 		}
-		bar := progress.Start(a.stderr, a.terminal, "committing", 0)
-		var last umountEvent
-		most := int64(0)
-		err = owner.Stream(ctx, http.MethodPost, "/v1/shutdown", url.Values{"no_wait": {flag(noWait)}}, func(item json.RawMessage) error {
-			last = umountEvent{}
-			if err := json.Unmarshal(item, &last); err != nil {
-				return fmt.Errorf("the mount's answer is not understood: %w", err)
-			}
-			most = max(most, last.Dirty)
-			bar.Set(most-last.Dirty, most)
-			return nil
-		})
-		bar.Done(err == nil)
+		last, err := a.shutdown(ctx, owner, noWait)
 		// It stays while programs use it; otherwise what it used is free from here on.
 		if _, stays, merr := findMount(m.dir); found && merr == nil && !stays {
 			waitGone(ctx, r.PID)
@@ -79,6 +68,23 @@ the mount stays.`,
 		}
 		return a.say("%s is unmounted; everything is in commit %d", m.dir, last.Commit)
 	})
+}
+
+// shutdown tells a process to end and waits until everything is committed.
+func (a *app) shutdown(ctx context.Context, owner *control.Client, noWait bool) (last umountEvent, err error) {
+	bar := progress.Start(a.stderr, a.terminal, "committing", 0)
+	most := int64(0)
+	err = owner.Stream(ctx, http.MethodPost, "/v1/shutdown", url.Values{"no_wait": {flag(noWait)}}, func(item json.RawMessage) error {
+		last = umountEvent{}
+		if err := json.Unmarshal(item, &last); err != nil {
+			return fmt.Errorf("the mount's answer is not understood: %w", err)
+		}
+		most = max(most, last.Dirty)
+		bar.Set(most-last.Dirty, most)
+		return nil
+	})
+	bar.Done(err == nil)
+	return last, err
 }
 
 // dropDead takes a mount whose process is gone out of the directory tree.

@@ -3,6 +3,7 @@ package dbtest
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -48,6 +49,13 @@ type Server struct {
 // the usual ones. It ends with the test.
 func Start(t testing.TB, k Kind, args ...string) *Server {
 	t.Helper()
+	return StartPrepared(t, k, func(*Server) {}, args...)
+}
+
+// StartPrepared is Start, and calls prepare when the data directory is there and
+// before the server runs.
+func StartPrepared(t testing.TB, k Kind, prepare func(s *Server), args ...string) *Server {
+	t.Helper()
 	s := &Server{Kind: k, Args: args, Dir: testenv.TempDir(t), Port: testenv.FreePort(t), fetched: k.fetch(t)}
 	s.DataDir, s.Socket, s.ID = filepath.Join(s.Dir, "data"), filepath.Join(s.Dir, "s"), 1000+s.Port
 	if out, err := exec.Command("cp", "-r", "--reflink=auto", k.template(t, s.fetched), s.DataDir).CombinedOutput(); err != nil {
@@ -56,6 +64,7 @@ func Start(t testing.TB, k Kind, args ...string) *Server {
 	if k == Galera {
 		s.cluster = testenv.FreePort(t)
 	}
+	prepare(s)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("%s in %s:\n%s", k, s.Dir, s.proc.LogTail())
@@ -69,6 +78,34 @@ func Start(t testing.TB, k Kind, args ...string) *Server {
 	account := "'" + User + "'@'%'"
 	s.Exec(t, "set sql_log_bin=0", "create user "+account+" identified by '"+Password+"'", "grant replication slave, replication client on *.* to "+account, "set sql_log_bin=1")
 	return s
+}
+
+// Keyring lets a MySQL 9.7 that was not started yet keep its keys in a file of its
+// own, so that it can encrypt. What is written beside the fetched program makes
+// each server look into its own data directory.
+func Keyring(t testing.TB) func(s *Server) {
+	t.Helper()
+	return func(s *Server) {
+		t.Helper()
+		usr := filepath.Join(s.fetched, "root", "usr")
+		for name, text := range map[string]string{
+			filepath.Join(usr, "sbin", "mysqld.my"):                                    `{"read_local_manifest": true}`,
+			filepath.Join(usr, "lib", "mysql", "plugin", "component_keyring_file.cnf"): `{"read_local_config": true}`,
+			filepath.Join(s.DataDir, "mysqld.my"):                                      `{"components": "file://component_keyring_file"}`,
+			filepath.Join(s.DataDir, "component_keyring_file.cnf"):                     `{"path": "` + filepath.Join(s.DataDir, "keyring") + `", "read_only": false}`,
+		} {
+			tmp, err := os.CreateTemp(filepath.Dir(name), "keyring-")
+			if err == nil {
+				_, err = tmp.WriteString(text)
+			}
+			if err == nil {
+				err = errors.Join(tmp.Chmod(0o644), tmp.Close(), os.Rename(tmp.Name(), name))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }
 
 // Restart starts the server again, after Stop or Kill, and returns when it
