@@ -145,6 +145,10 @@ func (c *Cache) Inodes(fn func(ino uint64) error) error {
 	return nil
 }
 
+// SetLimit changes the limit of local disk, in bytes, and evicts down to it. Bytes
+// that are pinned stay until they are unpinned.
+func (c *Cache) SetLimit(n int64) { c.pool.setLimit(n) }
+
 // Evict frees about n bytes, as far as there is something to evict, and returns
 // how many it freed.
 func (c *Cache) Evict(n int64) int64 { return c.pool.evict(n) }

@@ -76,6 +76,18 @@ func (p *pool) reserve(n int64) bool {
 	}
 }
 
+// setLimit changes the limit and evicts what is above it and can go. What is
+// pinned goes later: until then no new room is given.
+func (p *pool) setLimit(n int64) {
+	p.mu.Lock()
+	p.limit = n
+	over := p.allocated - n
+	p.mu.Unlock()
+	if over > 0 {
+		p.evict(over)
+	}
+}
+
 // evict frees about n bytes and returns how many it freed.
 func (p *pool) evict(n int64) int64 {
 	p.mu.Lock()

@@ -81,7 +81,7 @@ type Result struct {
 // run is an import under way.
 type run struct {
 	*Import
-	listed map[string]int64 // size by key: the bucket's objects of the prefix
+	listed map[string]int64 // size by key: the bucket's objects, of other prefixes too
 
 	mu   sync.Mutex // guards the fields below, and calls of the callbacks
 	r    Result
@@ -121,10 +121,7 @@ func (im *Import) Run(ctx context.Context) (Result, error) {
 // prepare finds out what the bucket has and what the volume took of it before.
 func (r *run) prepare(ctx context.Context) error {
 	err := objstore.ListAll(ctx, r.Bucket, r.KeyPrefix, "", func(i objstore.Info) error {
-		key := strings.TrimPrefix(i.Key, r.KeyPrefix)
-		if p, ok := storagemanager.KeyPrefix(key); ok && p == r.Prefix {
-			r.listed[key] = i.Size
-		}
+		r.listed[strings.TrimPrefix(i.Key, r.KeyPrefix)] = i.Size
 		return nil
 	})
 	if err != nil {
@@ -227,7 +224,7 @@ func (r *run) problem(p Problem) {
 func (r *run) orphans() error {
 	var keys []string
 	for key := range r.listed {
-		if !r.used[key] {
+		if p, ok := storagemanager.KeyPrefix(key); ok && p == r.Prefix && !r.used[key] {
 			keys = append(keys, key)
 		}
 	}

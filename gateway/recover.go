@@ -117,6 +117,7 @@ func (v *Volume) open(ctx context.Context) error {
 			return err
 		}
 	}
+	v.cacheBytes.Store(v.opt.CacheBytes)
 	if v.cache, err = cache.Open(v.fs, filepath.Join(dir, "cache"), cache.Options{LimitBytes: v.opt.CacheBytes, Logger: v.log}); err != nil {
 		return fmt.Errorf("cache in %s: %w", dir, err)
 	}

@@ -298,3 +298,15 @@ func (c *viewCache) missing(f *cache.File, no uint32, s *metadata.Slot, from, to
 	}
 	return blocks
 }
+
+// SetCacheBytes changes the limit of the view's cache, in bytes, and evicts down to
+// it, but for whole files that the kernel reads.
+func (v *View) SetCacheBytes(n int64) error {
+	if n <= 0 {
+		return fmt.Errorf("%w: a cache of %d bytes", ErrInvalid, n)
+	}
+	if v.local != nil {
+		v.local.cache.SetLimit(n)
+	}
+	return nil
+}

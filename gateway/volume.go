@@ -37,7 +37,9 @@ type Volume struct {
 	lease   leaseState
 	blocks  blockTable
 	uploads *budget // bytes of buffers being uploaded
-	ahead   chan readAheadTask
+
+	cacheBytes atomic.Int64 // limit of the cache; references take half of it at most
+	ahead      chan readAheadTask
 
 	mu            sync.RWMutex // guards the fields below; see doc.go for the order of locks
 	active        *layer
@@ -473,4 +475,15 @@ func (v *Volume) sleep(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// SetCacheBytes changes the limit of the local cache, in bytes, and evicts down to
+// it; what only the cache has stays until it is committed.
+func (v *Volume) SetCacheBytes(n int64) error {
+	if n <= 0 {
+		return fmt.Errorf("%w: a cache of %d bytes", ErrInvalid, n)
+	}
+	v.cacheBytes.Store(n)
+	v.cache.SetLimit(n)
+	return nil
 }

@@ -278,7 +278,7 @@ func (w *write) reference(stagedFrom int64) (bool, error) {
 func (v *Volume) referable(ino InodeID, off, end int64) bool {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	if v.refBytes+end-off > v.opt.CacheBytes/2 {
+	if v.refBytes+end-off > v.cacheBytes.Load()/2 {
 		return false
 	}
 	if m := v.refs[ino]; m != nil && m.Overlaps(off, end) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -31,7 +32,29 @@ func WithBandwidth(s Store, o BandwidthOptions) Store {
 	if o.Upload <= 0 && o.Download <= 0 {
 		return s
 	}
-	return &throttle{Store: s, up: newBucket(o.Upload), down: newBucket(o.Download)}
+	return NewBandwidth(o).Wrap(s)
+}
+
+// Bandwidth is a limit that can be changed while it is used.
+type Bandwidth struct {
+	up, down atomic.Pointer[bucket] // nil: no bound
+}
+
+// NewBandwidth returns a limit.
+func NewBandwidth(o BandwidthOptions) *Bandwidth {
+	b := &Bandwidth{}
+	b.Set(o)
+	return b
+}
+
+// Wrap is WithBandwidth with this limit.
+func (b *Bandwidth) Wrap(s Store) Store { return &throttle{Store: s, b: b} }
+
+// Set changes the limit. A request that waits for its share has the old one until
+// its next piece.
+func (b *Bandwidth) Set(o BandwidthOptions) {
+	b.up.Store(newBucket(o.Upload))
+	b.down.Store(newBucket(o.Download))
 }
 
 // TimeoutFor returns the options of a WithTimeout below, with which no body is
@@ -77,12 +100,12 @@ func (b *bucket) wait(ctx context.Context, n int64) error {
 
 type throttle struct {
 	Store
-	up, down *bucket
+	b *Bandwidth
 }
 
 func (t *throttle) Put(ctx context.Context, key string, body io.ReadSeeker, size int64, cond Condition) (Version, error) {
-	if t.up != nil {
-		if err := t.up.wait(ctx, size); err != nil {
+	if up := t.b.up.Load(); up != nil {
+		if err := up.wait(ctx, size); err != nil {
 			return "", fmt.Errorf("put %s: %w", key, err)
 		}
 	}
@@ -91,10 +114,10 @@ func (t *throttle) Put(ctx context.Context, key string, body io.ReadSeeker, size
 
 func (t *throttle) Get(ctx context.Context, key string, off, length int64) (io.ReadCloser, Info, error) {
 	body, info, err := t.Store.Get(ctx, key, off, length)
-	if err != nil || t.down == nil {
-		return body, info, err
+	if err != nil {
+		return nil, info, err
 	}
-	return &throttledBody{ReadCloser: body, ctx: ctx, key: key, b: t.down}, info, nil
+	return &throttledBody{ReadCloser: body, ctx: ctx, key: key, b: t.b}, info, nil
 }
 
 // throttledBody pays for bytes once it has read them.
@@ -102,12 +125,16 @@ type throttledBody struct {
 	io.ReadCloser
 	ctx context.Context
 	key string
-	b   *bucket
+	b   *Bandwidth
 }
 
 func (t *throttledBody) Read(p []byte) (int, error) {
-	n, err := t.ReadCloser.Read(p[:min(len(p), t.b.chunk)])
-	if waitErr := t.b.wait(t.ctx, int64(n)); waitErr != nil {
+	down := t.b.down.Load()
+	if down == nil {
+		return t.ReadCloser.Read(p)
+	}
+	n, err := t.ReadCloser.Read(p[:min(len(p), down.chunk)])
+	if waitErr := down.wait(t.ctx, int64(n)); waitErr != nil {
 		return n, fmt.Errorf("read object %s: %w", t.key, waitErr)
 	}
 	return n, err

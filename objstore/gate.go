@@ -18,9 +18,8 @@ const (
 // served. It has no goroutine: what time brings is worked out by the next
 // caller.
 type gate struct {
-	most int // never exceeded; the limit in quiet times
-
 	mu        sync.Mutex // guards the fields below; never held while waiting
+	most      int        // never exceeded; the limit in quiet times
 	limit     int        // 1 to most
 	busy      int
 	waiting   list.List // of chan struct{}, closed when its place is free
@@ -134,6 +133,19 @@ func (g *gate) slowDown() {
 	}
 	g.limit = max(g.limit/2, 1)
 	g.lowered, g.changed = now, now
+}
+
+// setMost sets what is never exceeded. Requests under way go on; a store that
+// throttles is not forgotten.
+func (g *gate) setMost(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.refresh(time.Now())
+	if g.limit == g.most {
+		g.limit = n // it was not lowered
+	}
+	g.most, g.limit = n, min(g.limit, n)
+	g.admit()
 }
 
 func (g *gate) status() GateStatus {

@@ -55,6 +55,16 @@ func NewLimits(uploads, downloads int, reg prometheus.Registerer) (*Limits, erro
 	return l, nil
 }
 
+// Set changes what is never exceeded, each at least 1. Requests under way go on.
+func (l *Limits) Set(uploads, downloads int) error {
+	if uploads < 1 || downloads < 1 {
+		return fmt.Errorf("limits of concurrent uploads (%d) and downloads (%d) must be at least 1", uploads, downloads)
+	}
+	l.up.setMost(uploads)
+	l.down.setMost(downloads)
+	return nil
+}
+
 // Status returns how the limits stand.
 func (l *Limits) Status() LimitStatus {
 	return LimitStatus{Uploads: l.up.status(), Downloads: l.down.status()}

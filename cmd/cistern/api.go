@@ -23,6 +23,15 @@ func api(s calls, m *mountProcess) http.Handler {
 		relayAPI(mux, h, relayControl{m.relay})
 		mux.Handle("GET /v1/binlog/relay", h.Call(func(*http.Request) (any, error) { return m.relay.status(), nil }))
 	}
+	mux.Handle("GET /v1/requests", h.Call(func(*http.Request) (any, error) { return m.store.underWay.List(), nil }))
+	mux.Handle("POST /v1/requests/end", h.Call(func(r *http.Request) (any, error) {
+		q := get(r)
+		id := q.int("id", 10)
+		if q.err != nil {
+			return nil, q.err
+		}
+		return m.store.underWay.End(uint64(id)), nil
+	}))
 	mux.Handle("POST /v1/sync", h.Call(func(r *http.Request) (any, error) { return s.sync(r.Context()) }))
 	mux.Handle("GET /v1/stat", h.Call(func(r *http.Request) (any, error) {
 		q := get(r)

@@ -28,6 +28,7 @@ type app struct {
 	screen   bool   // stdout is one: top refreshes
 	base     string // of state directories; empty: the user's
 
+	argv       []string      // the command line; nil: the process's
 	configFlag string        // --config
 	keyFiles   []string      // --encrypt-key-file
 	keys       *gateway.Keys // once they were read

@@ -170,6 +170,9 @@ the current directory, to the local path that is given, or to standard output
 type getter struct {
 	a *app
 	s service
+	// all: it is an export, which keeps owners and tells of the sum alone.
+	all          bool
+	files, bytes int64
 }
 
 func (g *getter) run(ctx context.Context, name, to string) error {
@@ -220,16 +223,30 @@ func makeDir(dir string, mode uint32) error {
 func (g *getter) node(ctx context.Context, e entry, to string) error {
 	switch e.Mode & syscall.S_IFMT {
 	case syscall.S_IFDIR:
-		return makeDir(to, e.Mode)
+		if err := makeDir(to, e.Mode); err != nil {
+			return err
+		}
+		return g.own(e, to)
 	case syscall.S_IFLNK:
 		if err := os.Symlink(string(e.Target), to); err != nil {
 			return localError(to, err)
 		}
-		return nil
+		return g.own(e, to)
 	case syscall.S_IFREG:
 		return g.file(ctx, e, to)
 	}
 	g.a.note("/%s is neither a file, a directory nor a link and is left out", e.Path.shown())
+	return nil
+}
+
+// own gives what was made its owner, if that is to be kept and can be.
+func (g *getter) own(e entry, to string) error {
+	if !g.all || os.Geteuid() != 0 {
+		return nil
+	}
+	if err := os.Lchown(to, int(e.UID), int(e.GID)); err != nil {
+		return localError(to, err)
+	}
 	return nil
 }
 
@@ -251,6 +268,7 @@ func (g *getter) file(ctx context.Context, e entry, to string) (err error) {
 		return err
 	}
 	for _, step := range []func() error{
+		func() error { return g.own(e, f.Name()) },
 		func() error { return f.Chmod(fs.FileMode(e.Mode & 0o777)) },
 		f.Sync,
 		f.Close,
@@ -260,6 +278,11 @@ func (g *getter) file(ctx context.Context, e entry, to string) (err error) {
 		if err := step(); err != nil {
 			return localError(to, err)
 		}
+	}
+	g.files++
+	g.bytes += e.Size
+	if g.all {
+		return nil
 	}
 	return g.a.say("%s: %d bytes", to, e.Size)
 }

@@ -40,7 +40,11 @@ func (a *app) mountDaemon(o *mountOptions) error {
 		return fmt.Errorf("pipe to the mount's process: %w", err)
 	}
 	defer read.Close()
-	c := exec.Command(exe, daemonArgs(os.Args[1:], o)...)
+	argv := o.argv
+	if argv == nil {
+		argv = a.commandLine()
+	}
+	c := exec.Command(exe, daemonArgs(argv, o)...)
 	c.Stdout, c.Stderr, c.ExtraFiles = log, log, []*os.File{write}
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = c.Start()
@@ -67,6 +71,14 @@ func (a *app) mountDaemon(o *mountOptions) error {
 			return a.daemonAnswer(o, c, r)
 		}
 	}
+}
+
+// commandLine is what this process was told, as arguments of cistern.
+func (a *app) commandLine() []string {
+	if a.argv != nil {
+		return a.argv
+	}
+	return os.Args[1:]
 }
 
 func (a *app) daemonAnswer(o *mountOptions, c *exec.Cmd, r readiness) error {
@@ -106,6 +118,11 @@ func daemonArgs(args []string, o *mountOptions) []string {
 	if o.writes() {
 		more = append(more, "--state="+o.state)
 	}
+	return withFlags(args, more...)
+}
+
+// withFlags is a command line with more flags.
+func withFlags(args []string, more ...string) []string {
 	if i := slices.Index(args, "--"); i >= 0 {
 		return slices.Concat(args[:i], more, args[i:])
 	}

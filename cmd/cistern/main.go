@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -35,6 +36,12 @@ func main() {
 	a := &app{
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, lookup: os.LookupEnv, signals: signals,
 		terminal: term.IsTerminal(int(os.Stderr.Fd())), screen: term.IsTerminal(int(os.Stdout.Fd())),
+	}
+	switch name := filepath.Base(os.Args[0]); {
+	case name == mountHelper:
+		os.Exit(a.runHelper(context.Background(), os.Args[1:]))
+	case isTool(name):
+		os.Exit(a.runTool(context.Background(), name, os.Args[1:]))
 	}
 	os.Exit(a.run(context.Background(), os.Args[1:]))
 }

@@ -111,6 +111,11 @@ type mountOptions struct {
 	readyFD     int
 	kernel      []string // of -o
 	fuse        fuse.Options
+	onLine      map[string]string // flags that the command line gave
+	argv        []string          // for the mount's process; nil: this process's own
+	dbroots     []string          // to mount; empty: as the file says
+	dbroot      string            // the one of them that this process serves
+	objectSize  int64             // that the file expects; 0: any
 
 	relay *relayOptions // of a process with a binary log relay; nil for none
 }
@@ -118,7 +123,7 @@ type mountOptions struct {
 func (a *app) mountCommand() *cobra.Command {
 	o := newMountOptions()
 	c := &cobra.Command{
-		Use: "mount <url>[@point] <dir>", Short: "Show a volume as a directory", Args: cobra.ExactArgs(2),
+		Use: "mount <url>[@point] <dir> | --config <storagemanager.cnf> <dir>", Short: "Show a volume as a directory", Args: cobra.RangeArgs(1, 2),
 		Long: `Shows a volume as a directory and returns when it is ready to serve.
 
 With a point it shows the volume as it was then, read-only: the number of a
@@ -130,27 +135,42 @@ With --read-only, or -o ro, and without a point it follows the volume's writer,
 wherever that is: it shows the last commit, looks for the next one every
 --follow-interval, and needs nothing but permission to read.
 
+With a directory alone it mounts the DBRoots of ColumnStore that the file named
+by --config, a storagemanager.cnf, tells of, each as a volume of its own: on
+<dir>/data1, <dir>/data2 and so on, or one of them on <dir>, as the file's
+common_prefix_depth says. What can't be mounted is told, and the others stay.
+SIGHUP makes a mount read the file anew: the size of the cache, parallel
+requests and bandwidth.
+
 Settings come from flags, then from the environment (CISTERN_CACHE_SIZE for
 --cache-size), then from the section [mount] of the file that --config names.
 SIGTERM and SIGINT unmount; a second one leaves what is not committed in the
 journal, from where the next mount with the same state directory goes on.`,
 	}
-	f := c.Flags()
-	o.flags(f)
-	f.BoolVar(&o.readOnly, "read-only", false, "follow the volume's writer instead of being it")
-	f.Var(&o.follow, "follow-interval", "time between looks for the writer's next commit")
+	o.mountFlags(c.Flags())
 	return a.longCommand(c, func(ctx context.Context, c *cobra.Command, args []string) error {
-		if err := a.mountSettings(c, o, args); err != nil {
-			return a.tellParent(o, usage(err))
+		if len(args) == 1 && !strings.Contains(args[0], "://") {
+			return a.mountDBRoots(ctx, c, o, args[0])
 		}
-		if err := a.preflight(ctx, o); err != nil {
-			return a.tellParent(o, err)
+		if len(args) == 1 {
+			return a.tellParent(o, usage(fmt.Errorf("%s: say on which directory to mount it", args[0])))
 		}
-		if !o.foreground {
-			return a.mountDaemon(o)
-		}
-		return a.mountForeground(ctx, o)
+		return a.mountVolume(ctx, c, o, args)
 	})
+}
+
+// mountVolume mounts one volume: its URL and the directory.
+func (a *app) mountVolume(ctx context.Context, c *cobra.Command, o *mountOptions, args []string) error {
+	if err := a.mountSettings(c, o, args); err != nil {
+		return a.tellParent(o, usage(err))
+	}
+	if err := a.preflight(ctx, o); err != nil {
+		return a.tellParent(o, err)
+	}
+	if !o.foreground {
+		return a.mountDaemon(o)
+	}
+	return a.mountForeground(ctx, o)
 }
 
 // newMountOptions returns the defaults.
@@ -163,6 +183,16 @@ func newMountOptions() *mountOptions {
 		upload: config.Size{Min: leastBandwidth}, download: config.Size{Min: leastBandwidth},
 		limit: choice{"wait", []string{"wait", "enospc"}}, leaseLost: choice{"continue", []string{"continue", "stop"}},
 	}
+}
+
+// mountFlags adds those of `cistern mount`.
+func (o *mountOptions) mountFlags(f *pflag.FlagSet) {
+	o.flags(f)
+	f.BoolVar(&o.readOnly, "read-only", false, "follow the volume's writer instead of being it")
+	f.Var(&o.follow, "follow-interval", "time between looks for the writer's next commit")
+	f.StringArrayVar(&o.dbroots, "dbroot", nil, "without a URL: mount this DBRoot (data1, …), several times for several (default: those of the file, else all that there are)")
+	f.StringVar(&o.dbroot, "one-dbroot", "", "")
+	f.Lookup("one-dbroot").Hidden = true
 }
 
 // flags adds those of every process that serves a volume.
@@ -202,7 +232,7 @@ func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) er
 	}
 	o.t = given
 	writer, interval := writerFlag(c.Flags()), c.Flags().Changed("follow-interval")
-	if err := config.Apply(c.Flags(), a.lookup, file.path, file.text, "mount", "config", "encrypt-key-file", "foreground", "help"); err != nil {
+	if err := a.applyMountFile(o, c.Flags(), file); err != nil {
 		return err
 	}
 	o.waitSet = c.Flags().Changed("wait")
@@ -298,6 +328,9 @@ func (a *app) preflight(ctx context.Context, o *mountOptions) error {
 	if doc == nil {
 		_, err := gateway.ReadVolumeDoc(ctx, s, o.t.url.String())
 		return err
+	}
+	if o.objectSize != 0 && o.objectSize != doc.ObjectSize {
+		return usage(fmt.Errorf("[%s] object_size is %s, and %s was made with %s, which can't change: set it to that, or leave the line out", sectionStorage, size(o.objectSize), o.t.url, size(doc.ObjectSize)))
 	}
 	if err := doc.Writable(); err != nil {
 		return fmt.Errorf("%s: %w", o.t.url, err)

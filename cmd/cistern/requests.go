@@ -27,7 +27,7 @@ type requestOptions struct {
 // requests reads the settings.
 func (a *app) requests() (requestOptions, error) {
 	o := requestOptions{uploads: 16, downloads: 32}
-	set, err := a.sectionSettings(sectionStorage, []string{keyUploads, keyDownloads})
+	set, err := a.sectionSettings(sectionStorage, storageKeys())
 	if err != nil {
 		return o, err
 	}

@@ -42,12 +42,13 @@ found, 5 the store can't be reached.`,
 	}
 	c.SetFlagErrorFunc(badUsage)
 	c.SuggestionsMinimumDistance = 2
-	c.PersistentFlags().StringVar(&a.configFlag, "config", "", "INI file with settings, in sections [mount], [relay], [ObjectStorage], [S3], [GCS] and [Encryption]")
+	c.PersistentFlags().StringVar(&a.configFlag, "config", "", "INI file with settings, in sections [mount], [relay], [S3] and others; ColumnStore's storagemanager.cnf is one")
 	c.PersistentFlags().StringArrayVar(&a.keyFiles, "encrypt-key-file", nil, "file with an encrypted volume's key; several times when keys were changed, the one to write with first")
 	c.AddCommand(
 		a.formatCommand(), a.mountCommand(), a.umountCommand(), a.handoverCommand(), a.salvageCommand(), a.statusCommand(), a.topCommand(), a.syncCommand(),
 		a.lsCommand(), a.catCommand(), a.statCommand(), a.putCommand(), a.getCommand(), a.rmCommand(), a.duCommand(),
-		a.logCommand(), a.checkCommand(), a.dumpCommand(), a.collectCommand(), a.snapshotCommand(), a.cloneCommand(), a.restoreCommand(), a.destroyCommand(), a.probeCommand(), a.binlogCommand(), a.versionCommand(),
+		a.logCommand(), a.checkCommand(), a.dumpCommand(), a.collectCommand(), a.snapshotCommand(), a.cloneCommand(), a.restoreCommand(), a.destroyCommand(), a.probeCommand(), a.binlogCommand(),
+		a.importCommand(), a.exportCommand(), a.configCommand(), a.toolsCommand(), a.versionCommand(),
 	)
 	completions(c)
 	return c

@@ -61,6 +61,11 @@ func s3Keys() map[string]func(*s3Settings, string) error {
 		"sse_kms_key_id":        text(func(s *s3Settings) *string { return &s.o.KMSKeyID }),
 		"storage_class":         text(func(s *s3Settings) *string { return &s.o.StorageClass }),
 		"tags":                  (*s3Settings).setTags,
+		// What follows steers Storage Manager's own requests: Cistern's deadlines
+		// follow from a request's size.
+		"connect_timeout": func(_ *s3Settings, v string) error { return inRange(v, 0, 86400) },
+		"timeout":         func(_ *s3Settings, v string) error { return inRange(v, 0, 86400) },
+		"libs3_debug":     func(_ *s3Settings, v string) error { var debug bool; return setSwitch(&debug, v) },
 	}
 }
 
@@ -84,22 +89,9 @@ func (a *app) openS3Bucket(ctx context.Context, u objstore.URL, whole bool) (obj
 
 // s3Options reads the settings for a volume, or for a whole bucket.
 func (a *app) s3Options(u objstore.URL, whole bool) (s3.Options, error) {
-	keys := s3Keys()
-	names := slices.Sorted(maps.Keys(keys))
-	set, err := a.sectionSettings(sectionS3, names)
+	s, err := a.readS3Section()
 	if err != nil {
 		return s3.Options{}, err
-	}
-	var s s3Settings
-	for _, key := range names {
-		value := set[key]
-		if value == "" {
-			continue
-		}
-		if err := keys[key](&s, value); err != nil {
-			// Not the value: it may stand in the wrong line and be a secret.
-			return s3.Options{}, fmt.Errorf("S3 setting %s: %w", key, err)
-		}
 	}
 	if err := s.belongTo(u, whole); err != nil {
 		return s3.Options{}, err
@@ -109,6 +101,28 @@ func (a *app) s3Options(u objstore.URL, whole bool) (s3.Options, error) {
 		return s3.Options{}, err
 	}
 	return s.o, s.o.Validate()
+}
+
+// readS3Section reads the section's values, each by itself.
+func (a *app) readS3Section() (*s3Settings, error) {
+	keys := s3Keys()
+	names := slices.Sorted(maps.Keys(keys))
+	set, err := a.sectionSettings(sectionS3, names)
+	if err != nil {
+		return nil, err
+	}
+	s := &s3Settings{}
+	for _, key := range names {
+		value := set[key]
+		if value == "" {
+			continue
+		}
+		if err := keys[key](s, value); err != nil {
+			// Not the value: it may stand in the wrong line and be a secret.
+			return nil, fmt.Errorf("S3 setting %s: %w", key, err)
+		}
+	}
+	return s, nil
 }
 
 // belongTo refuses to use the keys of one bucket for another, and those of a prefix
@@ -218,9 +232,9 @@ func (s *s3Settings) setTags(v string) error {
 // setSwitch reads a switch as storagemanager.cnf has it, or as others do.
 func setSwitch(b *bool, v string) error {
 	switch strings.ToLower(v) {
-	case "enabled", "true", "yes", "on", "1":
+	case "enabled", "true", "yes", "y", "on", "1":
 		*b = true
-	case "disabled", "false", "no", "off", "0":
+	case "disabled", "false", "no", "n", "off", "0":
 		*b = false
 	default:
 		return errors.New("choose enabled or disabled")

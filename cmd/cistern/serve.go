@@ -33,6 +33,10 @@ const (
 	metricsGrace = time.Second
 
 	warningsWait = 5 * time.Second // for the bucket's settings, before the mount is ready
+
+	// engineRequests is how many reads the engine may ask of the store at a time: more
+	// than the store's limit lets through, which can be raised while the mount runs.
+	engineRequests = 128
 )
 
 // served is what a mount shows.
@@ -147,6 +151,7 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	requests.engine = max(requests.engine, engineRequests)
 	requests.bandwidth = objstore.BandwidthOptions{Upload: m.o.upload.Bytes, Download: m.o.download.Bytes}
 	if m.store, err = m.a.openVolumeWith(ctx, m.o.t.url, reg, requests); err != nil {
 		return err
@@ -173,8 +178,12 @@ func (m *mountProcess) run(ctx context.Context) (err error) {
 	if err := m.relay.begin(ctx, m.fs); err != nil {
 		return errors.Join(err, m.fs.Detach(), stop(), m.v.Close(ctx))
 	}
+	hangups, endHangups := context.WithCancel(ctx)
+	reloads := m.onHangup(hangups)
 	m.ready()
 	m.serve(closing)
+	endHangups()
+	<-reloads
 	// What the volume's end means is known before the last answers go out.
 	return errors.Join(m.result, stop())
 }

@@ -117,6 +117,8 @@ type store struct {
 	objstore.Store
 	metered  *objstore.Metered
 	limits   *objstore.Limits
+	speed    *objstore.Bandwidth
+	underWay *objstore.UnderWay
 	requests requestOptions
 	keys     *gateway.Keys                               // of an encrypted volume, when it was opened as one
 	doc      *metadata.VolumeDoc                         // of the volume, when it was opened as one; nil: there is none
@@ -192,16 +194,19 @@ func decorate(s objstore.Store, u objstore.URL, reg prometheus.Registerer, o req
 	if err != nil {
 		return nil, err
 	}
-	s = metered
+	underWay := objstore.NewUnderWay()
+	watched := underWay.Wrap(metered)
+	s = watched
 	if u.Scheme != objstore.SchemeFile {
 		// A disk that is slow to answer gets no quicker by being asked twice.
 		if s, err = objstore.WithHedge(s, objstore.HedgeOptions{Spare: limits.TrySpare}, reg); err != nil {
 			return nil, err
 		}
 	}
-	s = objstore.WithLimit(objstore.WithBandwidth(s, o.bandwidth), limits)
-	lanes := leaseLane{Store: s, direct: metered}
-	return &store{Store: objstore.WithRetry(lanes, objstore.RetryOptions{}), metered: metered, limits: limits, requests: o}, nil
+	speed := objstore.NewBandwidth(o.bandwidth)
+	s = objstore.WithLimit(speed.Wrap(s), limits)
+	lanes := leaseLane{Store: s, direct: watched}
+	return &store{Store: objstore.WithRetry(lanes, objstore.RetryOptions{}), metered: metered, limits: limits, speed: speed, underWay: underWay, requests: o}, nil
 }
 
 // leaseLane lets the lease pass what waits for a free connection or for

@@ -12,6 +12,10 @@ import (
 // sectionGCS is the section of settings for gs:// volumes.
 const sectionGCS = "GCS"
 
+func gcsKeys() []string {
+	return []string{"bucket", "prefix", "key_file", "anonymous", "endpoint", "user_project"}
+}
+
 // openGCS opens the bucket of a gs:// URL.
 func (a *app) openGCS(ctx context.Context, u objstore.URL) (objstore.Store, error) {
 	o, err := a.gcsOptions(u)
@@ -28,7 +32,7 @@ func (a *app) openGCS(ctx context.Context, u objstore.URL) (objstore.Store, erro
 // gcsOptions reads the settings for a volume. STORAGE_EMULATOR_HOST is the
 // variable that Google's own tools and libraries know.
 func (a *app) gcsOptions(u objstore.URL) (gcs.Options, error) {
-	set, err := a.sectionSettings(sectionGCS, []string{"bucket", "prefix", "key_file", "anonymous", "endpoint", "user_project"})
+	set, err := a.sectionSettings(sectionGCS, gcsKeys())
 	if err != nil {
 		return gcs.Options{}, err
 	}

@@ -93,7 +93,7 @@ func TestApply_BadInput_NamesKeyValueReason(t *testing.T) {
 		"[mount]\ncash_size = 1M\n":                 `c.ini: [mount] cash_size = "1M": there is no such setting`,
 		"[mount]\nconfig = other\n":                 `there is no such setting`,
 		"[mount]\ntakeover = perhaps\n":             `takeover = "perhaps"`,
-		"[Cache]\ncache_size = 1G\n":                `section [Cache] is not known`,
+		"[Cash]\ncache_size = 1G\n":                 `section [Cash] is not known`,
 		"cache_size = 1M\n":                         `section [DEFAULT] is not known`,
 		"[mount]\nnonsense\n":                       `is not an INI file`,
 		"[mount]\ncache_size=1M\ncache-size = 2M\n": `it is set twice`,

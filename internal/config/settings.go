@@ -84,15 +84,11 @@ func Section(path string, text []byte, section string, keys []string, lookup fun
 
 // sections are those that a file may have: one file serves all commands.
 func sections() []string {
-	return []string{"mount", "relay", "ObjectStorage", "S3", "GCS", "Encryption"}
+	return []string{"mount", "relay", "Cistern", "ObjectStorage", "S3", "GCS", "LocalStorage", "Cache", "Encryption"}
 }
 
-// readSection returns a section's keys, with _ between their words.
-func readSection(path string, text []byte, section string, lookup func(string) (string, bool)) (map[string]string, error) {
-	keys := map[string]string{}
-	if path == "" {
-		return keys, nil
-	}
+// load parses a file.
+func load(path string, text []byte) (*ini.File, error) {
 	if len(text) > maxFile {
 		return nil, fmt.Errorf("%s: a configuration file of %d bytes is too large", path, len(text))
 	}
@@ -105,6 +101,19 @@ func readSection(path string, text []byte, section string, lookup func(string) (
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s is not an INI file: %w", path, err)
+	}
+	return f, nil
+}
+
+// readSection returns a section's keys, with _ between their words.
+func readSection(path string, text []byte, section string, lookup func(string) (string, bool)) (map[string]string, error) {
+	keys := map[string]string{}
+	if path == "" {
+		return keys, nil
+	}
+	f, err := load(path, text)
+	if err != nil {
+		return nil, err
 	}
 	for _, s := range f.Sections() {
 		if s.Name() == ini.DefaultSection && len(s.Keys()) == 0 {
@@ -127,6 +136,37 @@ func readSection(path string, text []byte, section string, lookup func(string) (
 		}
 	}
 	return keys, nil
+}
+
+// RawSection is a section as it is written, with no variable put in.
+type RawSection struct {
+	Name string
+	Keys []RawKey
+}
+
+// RawKey is a key of a section, with _ between its words.
+type RawKey struct {
+	Name, Value string
+}
+
+// Raw returns a file's sections in their order.
+func Raw(path string, text []byte) ([]RawSection, error) {
+	f, err := load(path, text)
+	if err != nil {
+		return nil, err
+	}
+	var out []RawSection
+	for _, s := range f.Sections() {
+		if s.Name() == ini.DefaultSection {
+			continue
+		}
+		r := RawSection{Name: s.Name()}
+		for _, k := range s.Keys() {
+			r.Keys = append(r.Keys, RawKey{strings.ReplaceAll(k.Name(), "-", "_"), k.Value()})
+		}
+		out = append(out, r)
+	}
+	return out, nil
 }
 
 // expand puts environment variables in the place of ${NAME}.
