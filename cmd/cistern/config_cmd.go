@@ -254,7 +254,7 @@ func (a *app) configConvert(args []string) error {
 		}
 		var b strings.Builder
 		for _, k := range s.Keys {
-			if why[s.Name+"/"+k.Name] == "" && k.Name != "service" {
+			if why[s.Name+"/"+k.Name] == "" {
 				fmt.Fprintf(&b, "%s = %s\n", k.Name, k.Value)
 			}
 		}

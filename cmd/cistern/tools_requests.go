@@ -24,8 +24,17 @@ type mountRequest struct {
 	id     string // <process>-<number>
 }
 
-// requestsUnderWay asks every mount of this machine.
+// requestsUnderWay asks every mount of this machine that shows one of the DBRoots.
 func (a *app) requestsUnderWay(ctx context.Context) ([]mountRequest, error) {
+	sm, err := a.readStorageManager()
+	if err != nil {
+		return nil, err
+	}
+	one, err := sm.volumeURL("x")
+	if err != nil {
+		return nil, err
+	}
+	base := strings.TrimSuffix(one.String(), "x")
 	var all []mountRequest
 	for _, dir := range a.runDirs() {
 		list, err := os.ReadDir(dir)
@@ -34,7 +43,7 @@ func (a *app) requestsUnderWay(ctx context.Context) ([]mountRequest, error) {
 		}
 		for _, e := range list {
 			r, ok := readRecord(filepath.Join(dir, e.Name()))
-			if !ok {
+			if !ok || !strings.HasPrefix(r.URL, base) {
 				continue
 			}
 			u, err := objstore.ParseURL(r.URL)
