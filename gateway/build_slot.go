@@ -90,11 +90,7 @@ func (b *builder) bytes(ino InodeID, s span, buf []byte) ([]byte, error) {
 			return nil, fmt.Errorf("bytes %d to %d of inode %d: %w", s.off, s.end, ino, err)
 		}
 	case pieceRef:
-		data, err := b.v.readReference(s.piece.ref, ino, s.off, s.end)
-		if err != nil {
-			return nil, err
-		}
-		buf = append(buf, data...)
+		return b.v.appendReference(buf, s.piece.ref, ino, s.off, s.end)
 	default:
 		panic("gateway: a piece without bytes is to be uploaded")
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cisternfs/cistern/cache"
 	"github.com/cisternfs/cistern/journal"
@@ -153,14 +154,21 @@ func (v *Volume) readJournal(p piece, buf []byte) error {
 	return err
 }
 
-// readReference returns bytes [off, end) of a reference, verified. When the
-// cache file lost them, the journal may have them after a failed sync.
+// readReference returns bytes [off, end) of a reference, verified.
 func (v *Volume) readReference(ref *reference, ino InodeID, off, end int64) ([]byte, error) {
+	return v.appendReference(nil, ref, ino, off, end)
+}
+
+// appendReference appends bytes [off, end) of a reference to p, verified. When
+// the cache file lost them, the journal may have them after a failed sync.
+func (v *Volume) appendReference(p []byte, ref *reference, ino InodeID, off, end int64) ([]byte, error) {
 	first := (off - ref.off) / metadata.BlockSize
 	last := (end - 1 - ref.off) / metadata.BlockSize
 	from := ref.off + first*metadata.BlockSize
 	to := min(ref.off+(last+1)*metadata.BlockSize, ref.off+ref.len)
-	buf := make([]byte, to-from)
+	had := len(p)
+	p = slices.Grow(p, int(to-from))
+	buf := p[had : had+int(to-from)]
 	f := v.cache.Get(uint64(ino))
 	defer f.Release()
 	err := f.ReadPinned(buf, from)
@@ -175,14 +183,17 @@ func (v *Volume) readReference(ref *reference, ino InodeID, off, end int64) ([]b
 		}
 	}
 	if err == nil {
-		return buf[off-from : end-from], nil
+		if off > from {
+			copy(buf, buf[off-from:])
+		}
+		return p[:had+int(end-off)], nil
 	}
 	loc, ok := v.journal.Expanded(ref.lsn)
 	if !ok {
 		return nil, err
 	}
-	buf = make([]byte, end-off)
-	return buf, v.readJournal(piece{loc: loc, off: off - ref.off}, buf)
+	buf = buf[:end-off]
+	return p[:had+len(buf)], v.readJournal(piece{loc: loc, off: off - ref.off}, buf)
 }
 
 // serveSlot fills p from committed bytes: holes, cached or just fetched ones.
