@@ -20,6 +20,9 @@ func (v *Volume) startBackground() {
 		return
 	}
 	run := []func(){v.runCommits, v.runSync, v.runLease, v.runFolds, v.runManifests, v.runCollect, v.runWatch}
+	if v.opt.Schedules {
+		run = append(run, v.runSchedules)
+	}
 	for range readAheadWorkers {
 		run = append(run, v.runReadAhead)
 	}

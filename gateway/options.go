@@ -94,6 +94,8 @@ type Options struct {
 	Fold    FoldPolicy
 	Collect CollectPolicy
 
+	// Schedules keeps the volume's schedules of snapshots while it is open.
+	Schedules bool
 	// Manual runs no background work: a test calls Commit, Fold and the rest.
 	Manual bool
 	// Now is the wall clock, for timestamps; default time.Now.

@@ -121,7 +121,7 @@ func rootReason(err error) string {
 
 // outages are those of a volume's background work.
 type outages struct {
-	commit, lease, fold, deadSegments, manifest, collect, orphans, journal outage
+	commit, lease, fold, deadSegments, manifest, collect, orphans, journal, schedule outage
 }
 
 // failing lists the work that does not get on.
@@ -133,6 +133,7 @@ func (o *outages) failing() (list []Failing) {
 	list = o.deadSegments.appendTo(list, workDeadSegments)
 	list = o.manifest.appendTo(list, workManifest)
 	list = o.collect.appendTo(list, workCollect)
+	list = o.schedule.appendTo(list, workSchedule)
 	return o.orphans.appendTo(list, workOrphans)
 }
 
@@ -145,5 +146,6 @@ const (
 	workDeadSegments = "search for mostly dead segments"
 	workManifest     = "manifest"
 	workCollect      = "collection"
+	workSchedule     = "a scheduled snapshot"
 	workOrphans      = "scan for orphans"
 )

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cisternfs/cistern/internal/config"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 )
@@ -16,8 +17,8 @@ import (
 var ErrPoint = errors.New("no such point")
 
 // ResolvePoint returns the number of the commit that a point names: a commit's
-// number; a time as RFC 3339 has it, or a time back from now like -15m, -36h or
-// -2d, which mean the last commit at or before that time; a snapshot's name;
+// number; a time as RFC 3339 has it, or a time back from now like -15m, -36h, -2d
+// or -1w, which mean the last commit at or before that time; a snapshot's name;
 // empty, which means the last commit. Errors: ErrPoint when it is none of these,
 // ErrNotExist, ErrCollected, ErrDamaged, ErrStore. It takes a handful of requests
 // for a recent time or a snapshot and some dozens for any other time.
@@ -78,21 +79,11 @@ func parsePoint(point string, now time.Time) (n uint64, at time.Time, err error)
 	return 0, at, nil
 }
 
-// parseBack reads a length of time, in days, too.
+// parseBack reads a length of time before now.
 func parseBack(s string) (time.Duration, error) {
-	const most = 100 * 365 * 24 * time.Hour
-	var d time.Duration
-	var err error
-	if days, ok := strings.CutSuffix(s, "d"); ok {
-		var n uint64
-		if n, err = strconv.ParseUint(days, 10, 16); err == nil {
-			d = time.Duration(n) * 24 * time.Hour
-		}
-	} else {
-		d, err = time.ParseDuration(s)
-	}
-	if err != nil || d < 0 || d > most {
-		return 0, fmt.Errorf("%q is no time back like -15m, -36h or -2d", "-"+s)
+	d, err := config.ParseLength(s)
+	if err != nil {
+		return 0, fmt.Errorf("%q is no time back like -15m, -36h, -2d or -1w", "-"+s)
 	}
 	return d, nil
 }

@@ -56,6 +56,9 @@ func (v *Volume) Restore(ctx context.Context, o RestoreOptions) (out Restored, e
 	if out.Then = view.Head(); out.Then.N > v.Head().N {
 		return out, fmt.Errorf("%w: %s has no commit %d yet", ErrNotExist, v.opt.URL, out.Then.N)
 	}
+	if base := v.doc.Base().N; out.Then.N < base {
+		return out, fmt.Errorf("%w: commit %d is of the volume that %s was cloned from at commit %d: clone that one at the commit", ErrInvalid, out.Then.N, v.opt.URL, base)
+	}
 	end, err := v.alone(ctx)
 	if err != nil {
 		return out, err

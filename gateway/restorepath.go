@@ -48,6 +48,9 @@ func (v *Volume) RestorePath(ctx context.Context, o RestorePathOptions) (Restore
 	if o.View.doc.ID != v.doc.ID {
 		return RestoredPath{}, fmt.Errorf("%w: the earlier state is of another volume", ErrInvalid)
 	}
+	if n, base := o.View.Head().N, v.doc.Base().N; n < base {
+		return RestoredPath{}, fmt.Errorf("%w: commit %d is of the volume that this one was cloned from at commit %d: copy from that one", ErrInvalid, n, base)
+	}
 	then, err := o.View.Lookup(o.Path)
 	if err != nil || o.Path == "" {
 		if err == nil {

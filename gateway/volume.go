@@ -71,6 +71,8 @@ type Volume struct {
 	folds   foldState
 	outages outages
 
+	scheduleSoon chan struct{} // asks for a look at the schedules of snapshots now
+
 	group  sync.WaitGroup
 	ctx    context.Context // ends when Close gives up waiting
 	cancel context.CancelFunc

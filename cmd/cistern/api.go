@@ -89,6 +89,7 @@ func api(s calls, m *mountProcess) http.Handler {
 		}
 		return m.snapshot(r.Context(), o)
 	}))
+	mux.Handle("POST /v1/schedules", h.Call(func(*http.Request) (any, error) { return lookAtSchedules(s) }))
 	mux.Handle("POST /v1/restore", h.Stream(func(r *http.Request, emit func(any) error) error {
 		q := get(r)
 		n, names := uint64(q.int("commit", 10)), q.Values["path"]

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cisternfs/cistern/binlogfs"
+	"github.com/cisternfs/cistern/internal/config"
 )
 
 // binlogArchive is an archive of binary logs as the last commit of its volume,
@@ -122,9 +123,9 @@ func (b *binlogArchive) chosen(ctx context.Context, args []string, from, to stri
 // otherwise, or how long ago.
 func parseMoment(text string, now time.Time) (time.Time, error) {
 	if ago, ok := strings.CutPrefix(text, "-"); ok {
-		d, err := time.ParseDuration(ago)
-		if err != nil || d < 0 {
-			return time.Time{}, fmt.Errorf("%q is no time before now, as -24h is", text)
+		d, err := config.ParseLength(ago)
+		if err != nil {
+			return time.Time{}, fmt.Errorf("%q is no time before now, as -24h or -7d is", text)
 		}
 		return now.Add(-d), nil
 	}

@@ -28,7 +28,8 @@ machine it is done there, else this command owns the volume while it runs.`,
 	dir := dirFlag(c)
 	c.Flags().StringVar(&p.To, "to", "", "files before this one; that one stays")
 	c.Flags().StringVar(&before, "before", "", "files whose last group is older than a time: \"2026-11-30 18:20:05\" (local), 2026-11-30T18:20:05Z, or -24h")
-	c.Flags().DurationVar(&p.KeepAge, "keep-age", 0, "files whose last group is older than this")
+	var age config.Length
+	c.Flags().Var(&age, "keep-age", "files whose last group is older than this, like 36h, 7d or 4w")
 	c.Flags().IntVar(&p.KeepFiles, "keep-files", 0, "all but so many of the last files")
 	c.Flags().Var(&keep, "keep-size", "the oldest files, until the rest has at most so many bytes")
 	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be deleted")
@@ -44,7 +45,7 @@ machine it is done there, else this command owns the volume while it runs.`,
 				return usage(fmt.Errorf("--before: %w", err))
 			}
 		}
-		p.KeepSize = keep.Bytes
+		p.KeepSize, p.KeepAge = keep.Bytes, age.D
 		if p == (binlogfs.Policy{}) {
 			return usage(errors.New("say what to delete with --to, --before, --keep-age, --keep-files or --keep-size"))
 		}

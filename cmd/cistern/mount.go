@@ -58,10 +58,10 @@ type interval struct {
 }
 
 func (i *interval) Set(s string) error {
-	d, err := time.ParseDuration(s)
+	d, err := config.ParseLength(s)
 	switch {
 	case err != nil:
-		return errors.New("it is not a time like 1s, 500ms or 24h")
+		return err
 	case d < i.min || d > i.max:
 		return fmt.Errorf("it must be %v to %v", i.min, i.max)
 	}
@@ -466,7 +466,7 @@ func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options
 			return nil
 		},
 		Takeover: o.takeover, AcceptLostJournal: o.lostJournal, StopOnLeaseLost: o.leaseLost.value == "stop",
-		Owner: gateway.HostOwner(o.state), Logger: log,
+		Owner: gateway.HostOwner(o.state), Logger: log, Schedules: true,
 	}
 	if o.relay != nil {
 		g.UploadBytes = relayUploadBytes

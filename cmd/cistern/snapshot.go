@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/config"
 )
 
 func (a *app) snapshotCommand() *cobra.Command {
@@ -27,7 +27,7 @@ its name can.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(a.snapshotCreate(), a.snapshotList(), a.snapshotShow(), a.snapshotDelete(), a.snapshotDiff())
+	c.AddCommand(a.snapshotCreate(), a.snapshotList(), a.snapshotShow(), a.snapshotDelete(), a.snapshotDiff(), a.snapshotSchedule())
 	for _, sub := range c.Commands() {
 		sub.ValidArgsFunction = completeVolume
 	}
@@ -116,20 +116,13 @@ func snapshotLifetime(s string, now time.Time) (time.Duration, error) {
 	if s == "" {
 		return 0, nil
 	}
-	var d time.Duration
 	at, err := time.Parse(time.RFC3339, s)
-	switch days, ok := strings.CutSuffix(s, "d"); {
-	case err == nil:
-		d = at.Sub(now)
-	case ok:
-		var n uint64
-		n, err = strconv.ParseUint(days, 10, 15)
-		d = time.Duration(n) * 24 * time.Hour
-	default:
-		d, err = time.ParseDuration(s)
+	d := at.Sub(now)
+	if err != nil {
+		d, err = config.ParseLength(s)
 	}
 	if err != nil || d <= 0 {
-		return 0, usage(fmt.Errorf("--expiry %s: give a time to come like 2026-12-31T00:00:00Z, or how long like 36h or 7d", s))
+		return 0, usage(fmt.Errorf("--expiry %s: give a time to come like 2026-12-31T00:00:00Z, or how long from now like 36h, 7d or 4w", s))
 	}
 	return d, nil
 }
@@ -147,7 +140,7 @@ elsewhere, or nowhere, is kept as of its last commit, which needs no lease. With
 point it is kept as of then, if collection has not passed it.`,
 	}
 	c.Flags().StringArrayVar(&tags, "tag", nil, "key=value to show with it; several times for several")
-	c.Flags().StringVar(&expiry, "expiry", "", "when it ends: a time, or how long from now (at least 4h; default: never)")
+	c.Flags().StringVar(&expiry, "expiry", "", "when it ends: a time like 2026-12-31T00:00:00Z, or how long from now like 36h, 7d or 4w, at least 4h (default: never)")
 	c.Flags().BoolVar(&last, "last-commit", false, "keep the last commit as it is")
 	c.Flags().Var(&timeout, "timeout", "how long to wait for the commit (default: without limit)")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")

@@ -83,7 +83,7 @@ func refuseForeign(u objstore.URL) error {
 // volumeNames are the first parts of the keys that a volume has.
 func volumeNames() map[string]bool {
 	names := map[string]bool{metadata.VolumeKey: true, metadata.LeaseKey: true, metadata.ClaimKey: true, metadata.DetachedKey: true, "probe": true}
-	for _, prefix := range []string{metadata.CommitPrefix, metadata.ManifestPrefix, metadata.SegmentPrefix, metadata.ObjectPrefix, metadata.PinPrefix} {
+	for _, prefix := range []string{metadata.CommitPrefix, metadata.ManifestPrefix, metadata.SegmentPrefix, metadata.ObjectPrefix, metadata.PinPrefix, metadata.SchedulePrefix} {
 		names[strings.TrimSuffix(prefix, "/")] = true
 	}
 	return names

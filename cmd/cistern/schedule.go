@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/config"
+)
+
+// usualSchedule is the name of a schedule where none is given.
+const usualSchedule = "auto"
+
+func (a *app) snapshotSchedule() *cobra.Command {
+	var name, keep string
+	var tags []string
+	var off, asJSON bool
+	every := config.Length{Min: gateway.LeastEvery, Max: 366 * 24 * time.Hour}
+	c := &cobra.Command{
+		Use: "schedule <vol> [--every TIME [--keep RULES] | --clear] [--name NAME]", Short: "List, set or clear schedules of snapshots", Args: cobra.ExactArgs(1),
+		Long: `Without --every and --clear it lists a volume's schedules. With --every it sets one:
+the mount that owns the volume makes a snapshot at every multiple of that time, in
+UTC, and deletes those of the schedule that no rule of --keep keeps. A rule keeps
+the last snapshot of each of so many hours, days, weeks, months or years that have
+one, or simply the last ones: "24 hourly, 7 daily, 4 weekly". Other snapshots are
+never deleted. What was missed while nobody had the volume mounted is made up once.`,
+	}
+	f := c.Flags()
+	f.Var(&every, "every", "time between snapshots, like 15m, 1h or 1d")
+	f.StringVar(&keep, "keep", "", "which of them stay, like \"24 hourly, 7 daily, 4 weekly\" (default: all)")
+	f.StringVar(&name, "name", usualSchedule, "the schedule's name, with which its snapshots' names begin")
+	f.StringArrayVar(&tags, "tag", nil, "key=value for its snapshots; several times for several")
+	f.BoolVar(&off, "clear", false, "end the schedule; its snapshots stay")
+	f.BoolVar(&asJSON, "json", false, "one JSON document")
+	return a.command(c, func(ctx context.Context, c *cobra.Command, args []string) error {
+		set := every.D != 0
+		switch {
+		case set && off:
+			return usage(errors.New("give one of --every and --clear"))
+		case !set && (keep != "" || len(tags) > 0):
+			return usage(errors.New("--keep and --tag need --every"))
+		}
+		x := gateway.Schedule{Name: name, Every: int64(every.D), Created: time.Now().UnixNano(), Holder: gateway.HostOwner("").Host}
+		var err error
+		if keep != "" {
+			x.Keep, err = gateway.ParseKeep(keep)
+		}
+		if err == nil {
+			x.Tags, err = snapshotTags(tags)
+		}
+		if err != nil {
+			return usage(err)
+		}
+		s, t, err := a.snapshotsOf(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		switch {
+		case off:
+			if err = gateway.ClearSchedule(ctx, s, name); errors.Is(err, gateway.ErrNotExist) {
+				err = usage(fmt.Errorf("%s has no schedule %s", t.url, name))
+			}
+		case set:
+			err = snapshotError(gateway.SetSchedule(ctx, s, x, rand.Reader))
+		}
+		if err != nil {
+			return err
+		}
+		if set || off {
+			a.tellOwner(ctx, t)
+		}
+		return a.listSchedules(ctx, s, asJSON)
+	})
+}
+
+// tellOwner lets a mount on this machine look at the schedules now. One that can't
+// be told, or is elsewhere, looks within an hour.
+func (a *app) tellOwner(ctx context.Context, t target) {
+	c, err := a.owner(ctx, target{url: t.url})
+	if err == nil && c != nil {
+		var ok bool
+		err = c.Call(ctx, http.MethodPost, "/v1/schedules", nil, nil, &ok)
+	}
+	if err != nil {
+		a.note("the mount could not be told, and looks at its schedules within an hour: %v", err)
+	}
+}
+
+// scheduleLine is a schedule as commands show it.
+type scheduleLine struct {
+	Name      string            `json:"name"`
+	Every     float64           `json:"every_seconds"`
+	Keep      string            `json:"keep"`
+	Tags      map[string]string `json:"tags,omitempty"`
+	Created   time.Time         `json:"created"`
+	Holder    text              `json:"set_by"`
+	Snapshots int               `json:"snapshots"`
+	Last      *time.Time        `json:"last,omitempty"`
+	Next      time.Time         `json:"next"` // when the volume's owner makes the next one
+}
+
+func (a *app) listSchedules(ctx context.Context, s *store, asJSON bool) error {
+	list, err := gateway.Schedules(ctx, s)
+	if err != nil {
+		return err
+	}
+	all, err := gateway.Snapshots(ctx, s)
+	if err != nil {
+		return err
+	}
+	lines := []scheduleLine{}
+	for i := range list {
+		x := &list[i]
+		l := scheduleLine{
+			Name: x.Name, Every: time.Duration(x.Every).Seconds(), Keep: gateway.KeepText(x.Keep), Tags: x.Tags,
+			Created: time.Unix(0, x.Created).UTC(), Holder: text(x.Holder), Next: gateway.NextSnapshot(x, all, time.Now()).UTC(),
+		}
+		for j := range all {
+			if all[j].Tags[gateway.ScheduleTag] == x.Name && !all[j].Expired {
+				l.Snapshots++
+				l.Last = &all[j].Created // they are sorted by it
+			}
+		}
+		lines = append(lines, l)
+	}
+	if asJSON {
+		return a.printJSON(lines)
+	}
+	if len(lines) == 0 {
+		return a.say("no schedules")
+	}
+	w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(w, "NAME\tEVERY\tKEEP\tSNAPSHOTS\tLAST\tNEXT")
+	for i := range lines {
+		l := &lines[i]
+		last := "-"
+		if l.Last != nil {
+			last = snapshotTime(*l.Last)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", text(l.Name).shown(), config.FormatLength(time.Duration(l.Every*float64(time.Second))), l.Keep, l.Snapshots, last, snapshotTime(l.Next))
+	}
+	if err := w.Flush(); err != nil {
+		return fmt.Errorf("write the answer: %w", err)
+	}
+	return nil
+}
+
+// lookAtSchedules makes the volume in this process look at its schedules.
+func lookAtSchedules(s calls) (bool, error) {
+	l, ok := s.(*live)
+	if !ok {
+		return false, errReadsOnly
+	}
+	l.v.ReloadSchedules()
+	return true, nil
+}

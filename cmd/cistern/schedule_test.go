@@ -1,0 +1,54 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestApp_SnapshotSchedule_SetListClear(t *testing.T) {
+	p := newPlace(t)
+	u := p.url()
+	p.must("format", u)
+	if got := p.must("snapshot", "schedule", u); got != "no schedules\n" {
+		t.Errorf("list: %q", got)
+	}
+	got := p.must("snapshot", "schedule", u, "--every", "1d", "--keep", "24 hourly, 7 daily", "--tag", "why=habit")
+	if lines := strings.Split(got, "\n"); len(lines) != 3 || !strings.HasPrefix(lines[1], "auto  1d     24 hourly, 7 daily  0          -") {
+		t.Errorf("set: %q", got)
+	}
+	list := decode[[]scheduleLine](t, p.must("snapshot", "schedule", "--json", u, "--every", "15m", "--name", "often"))
+	if len(list) != 2 || list[1].Name != "often" || list[1].Every != 900 || list[1].Keep != "all" || list[0].Tags["why"] != "habit" {
+		t.Errorf("%+v", list)
+	}
+	p.fails(2, "it must be 1m to 366d", "snapshot", "schedule", u, "--every", "1s")
+	p.fails(2, "need --every", "snapshot", "schedule", u, "--keep", "1 daily")
+	p.fails(2, "one of --every and --clear", "snapshot", "schedule", u, "--every", "1h", "--clear")
+	p.fails(2, "as in \"24 hourly, 7 daily, 4 weekly\"", "snapshot", "schedule", u, "--every", "1h", "--keep", "7")
+	p.fails(2, "has no schedule none", "snapshot", "schedule", u, "--clear", "--name", "none")
+	p.must("snapshot", "schedule", u, "--clear", "--name", "often")
+	if list := decode[[]scheduleLine](t, p.must("snapshot", "schedule", "--json", u)); len(list) != 1 {
+		t.Errorf("%+v", list)
+	}
+	p.must("check", u)
+	p.must("destroy", u, "--yes")
+	if left := p.bucketFiles(); len(left) != 0 {
+		t.Errorf("destroy left %v", left)
+	}
+}
+
+func TestMount_SnapshotSchedule_IsKept(t *testing.T) {
+	p, mnt := mountPlace(t)
+	pid := p.mount()
+	p.must("snapshot", "schedule", mnt, "--every", "1h", "--keep", "2 last")
+	for deadline := time.Now().Add(time.Minute); len(p.snapshots()) == 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no snapshot was made")
+		}
+	}
+	if s := p.snapshots(); !strings.HasPrefix(s[0].Name, "auto-2") || s[0].Tags["schedule"] != "auto" {
+		t.Errorf("%+v", s)
+	}
+	p.must("umount", mnt)
+	p.unmounted(pid)
+}
