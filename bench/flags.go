@@ -76,7 +76,8 @@ func flagsOf(s Suite, c *Config, o *options) (flags *flag.FlagSet, quick *bool, 
 	flags.DurationVar(&c.Latency, "latency", c.Latency, "what the proxy adds to each request")
 	flags.Var(&o.bandwidth, "bandwidth", "bytes per second that the proxy passes each way")
 	flags.Func("mount-arg", "a further flag of every cistern mount, like --mount-arg=--cache-size=1G; may be repeated", func(arg string) error {
-		c.MountArgs = append(c.MountArgs, arg)
+		name, _, _ := strings.Cut(arg, "=")
+		c.MountArgs = append(slices.DeleteFunc(c.MountArgs, func(was string) bool { return strings.HasPrefix(was, name+"=") }), arg)
 		return nil
 	})
 	if s.Flags != nil {

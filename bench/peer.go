@@ -55,7 +55,7 @@ func peerOf(k Kind) peer {
 	default:
 		return peer{program: "gcsfuse", env: func(*Remote) []string { return nil }, mount: func(t *Target, _ string) []string {
 			return []string{"--foreground", "--custom-endpoint", t.remote.proxy.URL, "--anonymous-access", "--implicit-dirs", "--only-dir", t.Name,
-				"--temp-dir", t.State, "--enable-streaming-writes=false", t.remote.server.Bucket, t.Dir}
+				"--temp-dir", t.State, "--enable-streaming-writes=false", "--enable-hns=false", t.remote.server.Bucket, t.Dir}
 		}}
 	}
 }
@@ -80,6 +80,7 @@ func rcloneEnv(r *Remote) []string {
 		"RCLONE_CONFIG_BENCH_TYPE=s3", "RCLONE_CONFIG_BENCH_PROVIDER=Other", "RCLONE_CONFIG_BENCH_ENDPOINT=" + r.proxy.URL,
 		"RCLONE_CONFIG_BENCH_REGION=" + r.server.Region, "RCLONE_CONFIG_BENCH_ACCESS_KEY_ID=" + r.server.AccessKey,
 		"RCLONE_CONFIG_BENCH_SECRET_ACCESS_KEY=" + r.server.SecretKey, "RCLONE_CONFIG_BENCH_NO_CHECK_BUCKET=true",
+		"AWS_CA_BUNDLE=", // rclone's own transport can't take one, and the server speaks plain HTTP
 	}
 }
 

@@ -892,3 +892,21 @@ func TestFile_LargeReadsAndWrites_LeaveTheKernelsCache(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestPattern_Observe_LargeRequestsFromTheFirstOn(t *testing.T) {
+	var p Pattern
+	p.Observe(0, 12<<10) // a header
+	if n := p.Observe(8<<10, 1<<20); n != 2<<20 {
+		t.Errorf("the first large request: %d bytes", n)
+	}
+	if n := p.Observe(8<<10+1<<20, 1<<20); n != 4<<20 {
+		t.Errorf("the one after it: %d bytes", n)
+	}
+	if n := p.Observe(1<<40, bulkRequest-1); n != 0 {
+		t.Errorf("one that is not large: %d bytes", n)
+	}
+	bounded := Pattern{Max: 1 << 20}
+	if n := bounded.Observe(0, 4<<20); n != 1<<20 {
+		t.Errorf("beyond what may be read ahead: %d bytes", n)
+	}
+}

@@ -13,6 +13,9 @@ const (
 	minReorder      = 1 << 20
 	maxReorder      = 16 << 20
 	maxStreams      = 4
+	// A request this large is a piece of a scan or of a larger read, which the
+	// kernel sends one after the other: twice as much is worth fetching at once.
+	bulkRequest = 512 << 10
 )
 
 // Pattern tells sequential readers from random ones, by the requests that one
@@ -37,7 +40,8 @@ type stream struct {
 
 // Observe notes a read of n bytes at off and returns how many bytes from off+n
 // on are worth fetching before they are asked for: 0 for a random reader, for a
-// sequential one 1 MiB, doubling as it goes on.
+// sequential one 1 MiB, doubling as it goes on, and for one of large requests twice
+// their size from the first on.
 func (p *Pattern) Observe(off, n int64) int64 {
 	if checkRange(off, n) != nil || n == 0 {
 		return 0
@@ -49,7 +53,10 @@ func (p *Pattern) Observe(off, n int64) int64 {
 	if s == nil {
 		s = p.oldest()
 		*s = stream{next: off + n, run: n, used: p.clock}
-		return 0
+		if n >= bulkRequest {
+			s.window = min(2*n, p.limit())
+		}
+		return s.window
 	}
 	s.used = p.clock
 	if off != s.next { // out of order within a proven stream: no step forward
@@ -58,10 +65,7 @@ func (p *Pattern) Observe(off, n int64) int64 {
 	}
 	s.next = off + n
 	s.run += n
-	limit := p.Max
-	if limit <= 0 {
-		limit = DefaultMaxReadAhead
-	}
+	limit := p.limit()
 	switch {
 	case s.window == 0:
 		s.window, s.run = min(firstReadAhead, limit), 0
@@ -69,6 +73,13 @@ func (p *Pattern) Observe(off, n int64) int64 {
 		s.window, s.run = min(2*s.window, limit), 0
 	}
 	return s.window
+}
+
+func (p *Pattern) limit() int64 {
+	if p.Max > 0 {
+		return p.Max
+	}
+	return DefaultMaxReadAhead
 }
 
 // find returns the stream that a read of n bytes at off belongs to.

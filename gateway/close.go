@@ -23,6 +23,9 @@ func (v *Volume) startBackground() {
 	if v.opt.Schedules {
 		run = append(run, v.runSchedules)
 	}
+	if limit := v.nextInode; v.tidyLater {
+		run = append(run, func() { v.runTidy(limit) })
+	}
 	for range readAheadWorkers {
 		run = append(run, v.runReadAhead)
 	}

@@ -48,6 +48,7 @@ type Volume struct {
 	refBytes      int64
 	used          int64  // Totals.UsedBytes as of now
 	inodes        uint64 // Totals.Inodes as of now
+	tidyLater     bool   // set by open alone
 	nextInode     InodeID
 	settings      metadata.Settings
 	head          metadata.Head

@@ -34,6 +34,8 @@ type Result struct {
 	Took          time.Duration
 	Ops, Fsyncs   int
 	Read, Written int64 // bytes
+	// Spent is the time in calls of each kind, summed over all that ran at a time.
+	Spent map[string]time.Duration
 }
 
 // Range is a piece of a file that is read.
@@ -70,7 +72,7 @@ func (r *Replay) Run(ctx context.Context, phase string, think bool) (Result, err
 		return Result{}, fmt.Errorf("replay %s: %w", phase, s.err)
 	}
 	res := p.Totals()
-	res.Took = took
+	res.Took, res.Spent = took, s.spent
 	return res, nil
 }
 
@@ -90,7 +92,11 @@ func (r *Replay) runProcess(s *schedule, p *Phase, name string, proc *process, t
 			time.Sleep(owed)
 			owed -= time.Since(begun)
 		}
-		run := func() { s.done(name, i, r.do(p.Name, o)) }
+		run := func() {
+			begun := time.Now()
+			err := r.do(p.Name, o)
+			s.done(name, i, o.Kind, time.Since(begun), err)
+		}
 		if proc.width == 1 {
 			run()
 			continue
@@ -142,11 +148,12 @@ type schedule struct {
 	changed sync.Cond
 	isDone  map[string][]bool
 	prefix  map[string]int // so many from the first on are done
-	err     error          // the first failure; nobody goes on after it
+	spent   map[string]time.Duration
+	err     error // the first failure; nobody goes on after it
 }
 
 func newSchedule(p *Phase) *schedule {
-	s := &schedule{isDone: map[string][]bool{}, prefix: map[string]int{}}
+	s := &schedule{isDone: map[string][]bool{}, prefix: map[string]int{}, spent: map[string]time.Duration{}}
 	s.changed.L = &s.mu
 	for name, proc := range p.procs {
 		s.isDone[name] = make([]bool, len(proc.ops))
@@ -177,9 +184,10 @@ func (s *schedule) wait(proc string, o *Op) bool {
 	return s.err == nil
 }
 
-func (s *schedule) done(proc string, i int, err error) {
+func (s *schedule) done(proc string, i int, kind string, took time.Duration, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.spent[kind] += took
 	if err != nil && s.err == nil {
 		s.err = err
 	}
