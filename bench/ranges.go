@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"path/filepath"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -84,18 +82,4 @@ func (s *importSuite) getRanges(ctx context.Context, t *Target, parallel int) (t
 		}
 	}
 	return time.Since(begun), nil
-}
-
-// readTree reads all files below a folder.
-func readTree(dir string) error {
-	err := filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		return readThrough(name)
-	})
-	if err != nil {
-		return fmt.Errorf("read %s: %w", dir, err)
-	}
-	return nil
 }

@@ -16,11 +16,14 @@ import (
 // has already reached the volume.
 const openFlags = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
 
-// open opens ino and fills what both OPEN and CREATE answer.
-func (fs *fileSystem) open(ctx context.Context, ino gateway.InodeID, out *fuse.OpenOut) error {
+// open opens ino with open(2)'s flags and fills what both OPEN and CREATE answer.
+func (fs *fileSystem) open(ctx context.Context, ino gateway.InodeID, flags uint32, out *fuse.OpenOut) error {
 	h, err := fs.v.Open(ctx, ino)
 	if err != nil {
 		return err
+	}
+	if l, ok := h.(*gateway.Handle); ok && flags&unix.O_ACCMODE == unix.O_RDONLY {
+		l.ExpectScan()
 	}
 	f := &openFile{handle: h, ino: ino}
 	out.OpenFlags = openFlags
@@ -46,7 +49,7 @@ func (fs *fileSystem) closeFile(f *openFile) error {
 }
 
 func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	err := fs.open(request(cancel), gateway.InodeID(in.NodeId), out)
+	err := fs.open(request(cancel), gateway.InodeID(in.NodeId), in.Flags, out)
 	return fs.nodeStatus("open", in.NodeId, err)
 }
 
@@ -100,7 +103,7 @@ func (fs *fileSystem) answerCreate(op string, cancel <-chan struct{}, in *fuse.C
 	if err != nil {
 		return fs.nameStatus(op, in.NodeId, err)
 	}
-	if err = fs.open(request(cancel), n.ID, &out.OpenOut); err != nil {
+	if err = fs.open(request(cancel), n.ID, in.Flags, &out.OpenOut); err != nil {
 		fs.v.Forget(n.ID, 1)
 		return fs.nameStatus(op, in.NodeId, err)
 	}

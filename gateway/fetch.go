@@ -231,8 +231,26 @@ func (v *Volume) scanChunk() int64 {
 type lookahead struct {
 	pattern cache.Pattern
 
-	mu    sync.Mutex // guards the field below
+	mu    sync.Mutex // guards the fields below
 	asked int64      // end of what was told already
+	whole bool       // a first read at the beginning wants more than it asks for
+}
+
+// expectScan makes a first read at the file's beginning ask for a scan's first
+// piece at once.
+func (l *lookahead) expectScan() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.whole = true
+}
+
+// begins says whether a read is the first one and begins a scan.
+func (l *lookahead) begins(off int64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	whole := l.whole && off == 0
+	l.whole = false
+	return whole
 }
 
 // next notes a read and returns the range that is wanted next and was not told
@@ -241,6 +259,11 @@ type lookahead struct {
 // most reads find it empty.
 func (l *lookahead) next(off, n, scan int64) (from, to, chunk int64) {
 	window := l.pattern.Observe(off, n)
+	if l.begins(off) {
+		// From the next block on: the read itself must not wait for the rest.
+		from = (n + metadata.BlockSize - 1) / metadata.BlockSize * metadata.BlockSize
+		return from, max(from, scan), scan
+	}
 	if window == 0 {
 		return 0, 0, 0
 	}

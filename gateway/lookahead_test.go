@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cisternfs/cistern/metadata"
 )
 
 // TestLookahead_Next_WholeSlotsOnceItIsAScan reads a file in order: every byte
@@ -32,6 +34,32 @@ func TestLookahead_Next_WholeSlotsOnceItIsAScan(t *testing.T) {
 	}
 	if large < 30 || told < 200<<20 {
 		t.Errorf("told of whole slots %d times and up to %d", large, told)
+	}
+}
+
+// TestLookahead_Next_ExpectedScan_BeginsWithTheFirstSlot: only a first read, only
+// at the beginning, and never the block that the read itself fetches.
+func TestLookahead_Next_ExpectedScan_BeginsWithTheFirstSlot(t *testing.T) {
+	const slot = 5 << 20
+	var l lookahead
+	l.expectScan()
+	if from, to, chunk := l.next(0, 12<<10, slot); from != metadata.BlockSize || to != slot || chunk != slot {
+		t.Errorf("told of [%d, %d) in pieces of %d", from, to, chunk)
+	}
+	if from, to, _ := l.next(0, 12<<10, slot); from != to {
+		t.Errorf("the second read: told of [%d, %d)", from, to)
+	}
+	var middle lookahead
+	middle.expectScan()
+	for _, off := range []int64{1 << 20, 0} {
+		if from, to, _ := middle.next(off, 16<<10, slot); from != to {
+			t.Errorf("a reader that began in the middle: told of [%d, %d)", from, to)
+		}
+	}
+	var small lookahead
+	small.expectScan()
+	if from, to, _ := small.next(0, 1<<20, 4096); to > from {
+		t.Errorf("a read beyond the slot: told of [%d, %d)", from, to)
 	}
 }
 

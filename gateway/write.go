@@ -51,6 +51,13 @@ func (v *Volume) Open(ctx context.Context, ino InodeID) (*Handle, error) {
 	return &Handle{v: v, node: v.nodes.retain(ino, 1)}, nil
 }
 
+// ExpectScan says that the file was opened for reading alone. Who does that and
+// begins at the beginning, as a copy, a backup or a column store's scan does, gets
+// the first slot (of a large one 8 MiB) with the first read: one request of the
+// store instead of several, at the price of bytes that a mere look at a header does
+// not need.
+func (h *Handle) ExpectScan() { h.ahead.expectScan() }
+
 // Inode returns the file's number.
 func (h *Handle) Inode() InodeID { return h.node.id }
 
