@@ -62,6 +62,21 @@
 // A restore (restore.go) is a commit that names a manifest of its own number: its
 // state is that manifest's, which metadata.Rewind makes from an earlier one.
 //
+// # Clones
+//
+// A clone (clone.go) is a volume whose past is another's. Its identity lists the
+// ancestors, and every key says whose it is; lineage.go is the store that reads
+// each where it lies:
+//
+//	parent's prefix                     clone's prefix
+//	commits/…/n  ◄─ hash ── commits/<epoch>/n+1 (seal) ── commits/<epoch+1>/n+2, …
+//	manifests, segments, objects of      clone.json, volume.json, lease.json,
+//	epochs up to <epoch>                 and what is born from here on
+//
+// A pin in every volume that holds bodies of it keeps them (clonepin.go), until
+// they are copied (detach.go). Making it is create-only PUTs that follow from the
+// claim, volume.json last: every attempt goes on where the one before ended.
+//
 // # Locks, in the order in which they are taken
 //
 //	Follower.names  held shared by requests for names and attributes, and

@@ -14,7 +14,8 @@
 // and xattr values that are not valid UTF-8, or hold control characters, are
 // {"b64":"…"}. Checksums of blocks are packed: base64 of 4 bytes big-endian each.
 //
-//	volume.json                        VolumeDoc   EncodeVolume, DecodeVolume
+//	volume.json, clone.json            VolumeDoc   EncodeVolume, DecodeVolume
+//	detached.json                      Detached    EncodeDetached, DecodeDetached
 //	lease.json                         Lease       EncodeLease, DecodeLease
 //	commits/<epoch>/<n>.json           Commit or Seal: DecodeCommitOrSeal
 //	manifests/<epoch>/<n>.json         Manifest    EncodeManifest, DecodeManifest
