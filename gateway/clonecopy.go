@@ -18,10 +18,11 @@ import (
 type CopyOptions struct {
 	KV       metadata.KV // an empty store for an index; closed when it was used
 	Parallel int         // copies at a time, default 16
-	// Server copies a body from the volume at a URL into the clone under the same
-	// key, without moving it through this machine. errors.ErrUnsupported: it can't,
-	// and this machine does it. nil: there is no such way.
-	Server   func(ctx context.Context, fromURL, key string) error
+	// Server copies a body of so many bytes (-1: not known) from the volume at a
+	// URL into the clone under the same key, without moving it through this machine.
+	// After an error this machine does it; after errors.ErrUnsupported it does all.
+	// nil: there is no such way.
+	Server   func(ctx context.Context, fromURL, key string, size int64) error
 	Progress func(CopyProgress) // called from one goroutine at a time; may be nil
 	Logger   *slog.Logger
 }
@@ -267,24 +268,31 @@ func (c *copier) one(ctx context.Context, t *thing) error {
 	return nil
 }
 
-// serve lets the store copy a body, if it can.
+// serve lets the store copy a body, if it can. What it fails to do this machine
+// tries, and meets the reason.
 func (c *copier) serve(ctx context.Context, t *thing) (bool, error) {
 	if c.plain.Load() {
 		return false, nil
 	}
-	err := c.o.Server(ctx, c.from(t.key), t.key)
-	switch {
-	case err == nil:
-		return true, nil
-	case errors.Is(err, errors.ErrUnsupported):
-		if !c.plain.Swap(true) {
-			c.o.Logger.Info("the store can't copy by itself: bodies go through this machine", "reason", err)
+	err := c.o.Server(ctx, c.from(t.key), t.key, t.size)
+	if err != nil {
+		if errors.Is(err, errors.ErrUnsupported) {
+			c.plain.Store(true)
 		}
+		c.o.Logger.Info("the store does not copy by itself: a body goes through this machine", "key", t.key, "reason", err)
 		return false, nil
-	case errors.Is(err, objstore.ErrNotExist):
-		return false, fmt.Errorf("%w: copy %s: it is missing: %w", ErrDamaged, t.key, err)
 	}
-	return false, storeError("copy "+t.key, err)
+	if t.size < 0 {
+		return true, nil
+	}
+	i, err := c.dst.Head(ctx, t.key)
+	if err != nil {
+		return false, storeError("look at the copy of "+t.key, err)
+	}
+	if i.Size != t.size {
+		return false, fmt.Errorf("%w: the store made a copy of %s with %d bytes instead of %d: delete it in the clone and go on", ErrDamaged, t.key, i.Size, t.size)
+	}
+	return true, nil
 }
 
 // move copies a body through this machine, and verifies it on the way.

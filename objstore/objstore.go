@@ -142,3 +142,13 @@ func Class(err error) string {
 		return "other"
 	}
 }
+
+// Copier is a Store that can make an object of another one by itself, so that its
+// bytes don't pass through this machine. Optional: a provider has it or not.
+type Copier interface {
+	// CopyFrom stores under key, unless it exists, the body that fromKey holds in
+	// fromBucket, a bucket of the same provider. A key that exists is no error: its
+	// body must be the same. size is the body's in bytes, or -1 when it is not
+	// known. errors.ErrUnsupported: the provider can't do it.
+	CopyFrom(ctx context.Context, key string, size int64, fromBucket, fromKey string) error
+}

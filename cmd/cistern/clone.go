@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -242,7 +241,7 @@ func (a *app) cloneToURL(ctx context.Context, o *cloneOptions, from, to string, 
 	}
 	if copies {
 		var done func() error
-		if g.Copy, done, err = a.copyOptions(ctx, o, task, s, t.url, n); err != nil {
+		if g.Copy, done, err = a.copyOptions(ctx, o, task, s, t.url, n, u); err != nil {
 			return task, err
 		}
 		err = errors.Join(task.run(stageFiles, run), done())
@@ -294,7 +293,7 @@ func (a *app) cloneTarget(ctx context.Context, o *cloneOptions, u objstore.URL, 
 
 // copyOptions are those of a copy whose progress a task shows. done gives back
 // what the index took on the local disk.
-func (a *app) copyOptions(ctx context.Context, o *cloneOptions, task *cloneTask, s *store, u objstore.URL, n uint64) (*gateway.CopyOptions, func() error, error) {
+func (a *app) copyOptions(ctx context.Context, o *cloneOptions, task *cloneTask, s *store, u objstore.URL, n uint64, to objstore.URL) (*gateway.CopyOptions, func() error, error) {
 	info, err := gateway.FindCommit(ctx, s, n, u.String())
 	if err != nil {
 		return nil, nil, err
@@ -309,14 +308,49 @@ func (a *app) copyOptions(ctx context.Context, o *cloneOptions, task *cloneTask,
 		}
 		return os.RemoveAll(dir)
 	}
+	served, err := a.serverCopy(ctx, to)
+	if err != nil {
+		return nil, nil, errors.Join(err, kv.Close(), done())
+	}
+	if o.bandwidth.Bytes > 0 {
+		served = nil // what the store copies by itself nobody can hold back
+	}
 	return &gateway.CopyOptions{
-		KV: kv, Parallel: o.concurrency, Logger: quietLogger(),
+		KV: kv, Parallel: o.concurrency, Logger: quietLogger(), Server: served,
 		Progress: func(p gateway.CopyProgress) {
 			task.moved(stageFiles, func(st *cloneStage) {
 				st.Bytes, st.Done, st.Things, st.Finished = p.Bytes, p.DoneBytes, p.Things, p.DoneThings
 			})
 		},
 	}, done, nil
+}
+
+// serverCopyWait bounds one copy that a store makes by itself.
+const serverCopyWait = 2 * time.Minute
+
+// serverCopy returns how the store at a URL copies bodies by itself; nil when it
+// can't.
+func (a *app) serverCopy(ctx context.Context, to objstore.URL) (func(ctx context.Context, fromURL, key string, size int64) error, error) {
+	bucket, err := a.providers()[to.Scheme].open(ctx, to)
+	if err != nil {
+		return nil, err
+	}
+	c, ok := bucket.(objstore.Copier)
+	if !ok {
+		return nil, nil
+	}
+	return func(ctx context.Context, fromURL, key string, size int64) error {
+		from, err := objstore.ParseURL(fromURL)
+		if err != nil {
+			return err
+		}
+		if from.Scheme != to.Scheme {
+			return fmt.Errorf("from %s to %s: %w", from.Scheme, to.Scheme, errors.ErrUnsupported)
+		}
+		ctx, cancel := context.WithTimeout(ctx, serverCopyWait)
+		defer cancel()
+		return c.CopyFrom(ctx, to.Prefix()+key, size, from.Bucket, from.Prefix()+key)
+	}, nil
 }
 
 // cloneDetach copies what a clone shares.
@@ -346,7 +380,7 @@ func (a *app) cloneDetach(ctx context.Context, o *cloneOptions, arg string, out 
 	if err != nil {
 		return task, err
 	}
-	copies, done, err := a.copyOptions(ctx, o, task, s, t.url, 0)
+	copies, done, err := a.copyOptions(ctx, o, task, s, t.url, 0, t.url)
 	if err != nil {
 		return task, err
 	}
@@ -378,100 +412,4 @@ stages; with --json all that are remembered.`,
 		}
 		return a.writeClone(&list[0])
 	})
-}
-
-// cloneLine is a clone that shares with a volume.
-type cloneLine struct {
-	Volume string    `json:"volume"`
-	URL    string    `json:"url"`
-	Commit uint64    `json:"commit"` // of this volume, which it keeps
-	Made   time.Time `json:"made"`
-	Gone   bool      `json:"gone"` // there is no such volume any more
-	Pruned bool      `json:"pruned,omitempty"`
-	Error  string    `json:"error,omitempty"` // why it is not known
-}
-
-func (a *app) cloneListCommand() *cobra.Command {
-	var asJSON, prune bool
-	c := &cobra.Command{
-		Use: "list <vol>", Short: "List the clones that share with a volume", Args: cobra.ExactArgs(1), ValidArgsFunction: completeVolume,
-		Long: `Lists the clones that share with a volume, which is kept for them. A clone that is
-gone without its pin, because its bucket was emptied, still keeps it; --prune ends
-that.`,
-	}
-	c.Flags().BoolVar(&prune, "prune", false, "forget clones that are gone")
-	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
-	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
-		s, _, err := a.snapshotsOf(ctx, args[0])
-		if err != nil {
-			return err
-		}
-		pins, err := gateway.ClonePins(ctx, s)
-		if err != nil {
-			return err
-		}
-		lines := []cloneLine{}
-		for _, p := range pins {
-			lines = append(lines, a.cloneLine(ctx, s, p, prune))
-		}
-		if asJSON {
-			return a.printJSON(lines)
-		}
-		return a.tableOfClones(lines)
-	})
-}
-
-// cloneLine looks whether a clone is there.
-func (a *app) cloneLine(ctx context.Context, s *store, p gateway.ClonePin, prune bool) cloneLine {
-	l := cloneLine{Volume: p.Volume, URL: p.URL, Commit: p.Commit.N, Made: p.Time}
-	u, err := objstore.ParseURL(p.URL)
-	var clone objstore.Store
-	if err == nil {
-		var opened *store
-		if opened, err = a.openStore(ctx, u, false, nil); err == nil {
-			clone = opened
-		} else if errors.Is(err, objstore.ErrNoBucket) {
-			err = nil // and the clone with it
-		}
-	}
-	alive := false
-	if err == nil {
-		alive, err = gateway.CloneAlive(ctx, clone, p)
-	}
-	if err == nil && !alive {
-		l.Gone = true
-		if prune {
-			err = gateway.PruneClonePin(ctx, s, clone, p)
-			l.Pruned = err == nil
-		}
-	}
-	if err != nil {
-		l.Error = sentence(err)
-	}
-	return l
-}
-
-func (a *app) tableOfClones(lines []cloneLine) error {
-	if len(lines) == 0 {
-		return a.say("no clones share with it")
-	}
-	w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "CLONE\tCOMMIT\tMADE\tSTATE")
-	for i := range lines {
-		l := &lines[i]
-		state := "there"
-		switch {
-		case l.Error != "":
-			state = l.Error
-		case l.Pruned:
-			state = "gone, forgotten"
-		case l.Gone:
-			state = "gone: --prune forgets it"
-		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", text(l.URL).shown(), l.Commit, snapshotTime(l.Made), state)
-	}
-	if err := w.Flush(); err != nil {
-		return fmt.Errorf("write the answer: %w", err)
-	}
-	return nil
 }

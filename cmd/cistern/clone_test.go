@@ -12,6 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cisternfs/cistern/internal/storeserver"
+	"github.com/cisternfs/cistern/internal/testenv"
 	"github.com/cisternfs/cistern/objstore"
 )
 
@@ -341,4 +343,47 @@ func TestSameBucket(t *testing.T) {
 			t.Errorf("%s and %s: %v", c.a, c.b, !c.want)
 		}
 	}
+}
+
+// Between stores bodies go through this machine; within one the store copies them
+// by itself, if it can.
+func TestClone_AcrossStores(t *testing.T) {
+	testenv.Long(t)
+	p := newPlace(t)
+	google := testenv.StoreServer(t, storeserver.FakeGCS)
+	amazon := testenv.StoreServer(t, storeserver.Versitygw)
+	p.env["CISTERN_CONFIG"] = p.write("stores.ini", fmt.Appendf(nil, "[GCS]\nendpoint = %s\nanonymous = yes\n[S3]\nendpoint = %s\nregion = %s\naws_access_key_id = %s\naws_secret_access_key = %s\n",
+		google.Endpoint, amazon.Endpoint, amazon.Region, amazon.AccessKey, amazon.SecretKey))
+	p.env["CISTERN_ENCRYPT_KEY"] = strings.Repeat("ab", 32)
+	p.must("format", p.url(), "--object-size", "1M", "--compress", "lz4")
+	p.write("src/big", random(5<<20+5))
+	p.write("src/sub/small", random(700))
+	p.must("put", p.url(), p.path("src"), "data")
+	s3, gs := "s3://"+amazon.Bucket+"/copy", "gs://"+google.Bucket+"/copy"
+	for i, step := range []struct {
+		from, to       string
+		shared, served bool
+	}{
+		{p.url(), s3, false, false}, {s3, s3 + "-shares", true, false}, {s3 + "-shares", s3 + "-detached", false, true},
+		{s3 + "-shares", gs, false, false}, {gs, gs + "-copy", false, true}, {gs, p.at("back"), false, false},
+	} {
+		args := []string{"clone", step.from, step.to, "--json"}
+		if step.served {
+			args = append(args, "--copy")
+		}
+		made := decode[cloned](t, p.must(args...))
+		if made.Shared != step.shared || made.Copied.DoneThings != made.Copied.Things || step.served != (made.Copied.Served > 0) || step.shared == (made.Copied.Things > 0) {
+			t.Errorf("%s to %s: %+v", step.from, step.to, made)
+		}
+		p.must("check", "--data", step.to)
+		out := p.path(fmt.Sprint("out", i))
+		p.must("get", step.to, "data", out)
+		compareTrees(t, p.path("src"), out)
+	}
+	p.must("clone", "--detach", s3+"-shares")
+	p.must("destroy", "--yes", s3)
+	p.must("check", "--data", s3+"-shares")
+	p.fails(2, "", "clone", p.url(), "s3://no-such-bucket-here/x")
+	p.env["CISTERN_ENCRYPT_KEY"] = strings.Repeat("cd", 32)
+	p.fails(2, "key", "clone", s3+"-shares", s3+"-other-key")
 }

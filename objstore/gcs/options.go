@@ -115,7 +115,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if o.UserProject != "" {
 		bucket = bucket.UserProject(o.UserProject)
 	}
-	return &Store{o: o, base: endpoint + apiPath, hc: hc, bucket: bucket}, nil
+	return &Store{o: o, base: endpoint + apiPath, hc: hc, client: client, bucket: bucket}, nil
 }
 
 // client returns the HTTP client of all requests.

@@ -20,6 +20,7 @@ type Store struct {
 	o      Options
 	base   string // of the JSON API, with a slash at its end
 	hc     *http.Client
+	client *storage.Client
 	bucket *storage.BucketHandle
 }
 
