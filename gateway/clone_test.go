@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -233,7 +234,8 @@ func walkClone(t *testing.T, as form, copied bool) {
 			parent.put(t, v, "large", l.noise(500), 0)
 			mustCommit(t, v)
 			f.member("mem://two")
-			dead, calls := false, 0
+			var dead atomic.Bool
+			var calls atomic.Int64 // hooks run in parallel
 			mortal := map[string]*faultstore.Store{}
 			dying := buckets{}
 			for url, s := range f.b {
@@ -242,8 +244,8 @@ func walkClone(t *testing.T, as form, copied bool) {
 			}
 			for _, m := range mortal {
 				m.SetHook(func(faultstore.Op, string, int) faultstore.Fault {
-					if calls++; calls-1 == n {
-						dead = true
+					if calls.Add(1)-1 == int64(n) {
+						dead.Store(true)
 						for _, m := range mortal {
 							m.Kill()
 						}
@@ -266,7 +268,7 @@ func walkClone(t *testing.T, as form, copied bool) {
 			for _, m := range mortal {
 				m.Close()
 			}
-			if !dead && err != nil {
+			if !dead.Load() && err != nil {
 				t.Fatalf("%s: failed without a death: %v", when, err)
 			}
 			_, seen := f.b["mem://two"].Head(bg, metadata.VolumeKey)
@@ -276,7 +278,7 @@ func walkClone(t *testing.T, as form, copied bool) {
 			if seen == nil {
 				f.wantFiles("mem://two", 0, then, when+", it is there")
 			} else {
-				if !dead {
+				if !dead.Load() {
 					t.Fatalf("%s: there is no clone", when)
 				}
 				info, err := Clone(bg, func() CloneOptions {
@@ -312,7 +314,7 @@ func walkClone(t *testing.T, as form, copied bool) {
 				}
 				f.wantEmpty(url)
 			}
-			if !dead {
+			if !dead.Load() {
 				if n < 10 {
 					t.Fatalf("making a clone took %d calls", n)
 				}
