@@ -81,11 +81,15 @@ func OpenForSearch(ctx context.Context, t Tree, dir string) (*FixedLog, error) {
 		delete(l.infos, len(l.names)-1)
 		l.names = l.names[:len(l.names)-1]
 	}
-	at := "the top directory"
-	if dir != "" {
-		at = dir
+	return nil, NoLog(dir)
+}
+
+// NoLog is ErrNoLog about a directory of a volume.
+func NoLog(dir string) error {
+	if dir == "" {
+		dir = "the top directory"
 	}
-	return nil, fmt.Errorf("%w in %s", ErrNoLog, at)
+	return fmt.Errorf("%w in %s", ErrNoLog, dir)
 }
 
 // readNames reads an archive's identity and the names of its files.

@@ -243,7 +243,7 @@ func (r *Relay) change(f func(s *SourceSettings) error, ordered bool) error {
 		}
 	}
 	was := r.puller().Status()
-	was.Source, was.Connected, was.LastError, was.Stopped = settings.Sources[0], false, "", false
+	was.Source, was.Connected, was.LastError, was.Stopped, was.LagBytes = settings.Sources[0], false, "", false, lagUnknown
 	p.status = was
 	r.mu.Lock()
 	r.p, r.password = p, settings.Password

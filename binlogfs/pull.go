@@ -83,7 +83,10 @@ type PullStatus struct {
 	SemiSync  bool      `json:"semi_sync"`
 	// LagSeconds is how old the last event was when it came; 0 when the source had
 	// nothing more to send.
-	LagSeconds float64   `json:"lag_seconds"`
+	LagSeconds float64 `json:"lag_seconds"`
+	// LagBytes is how much the source has logged that did not come, as it told in the
+	// last seconds; -1 when it did not tell.
+	LagBytes   int64     `json:"lag_bytes"`
 	Received   int64     `json:"received_bytes"` // since the start
 	LastEvent  time.Time `json:"last_event,omitzero"`
 	Reconnects int64     `json:"reconnects"`
@@ -116,7 +119,7 @@ func NewPuller(l *Log, o PullOptions) (*Puller, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	return &Puller{l: l, o: o, cut: make(chan chan error)}, nil
+	return &Puller{l: l, o: o, cut: make(chan chan error), status: PullStatus{LagBytes: lagUnknown}}, nil
 }
 
 // Status returns how the puller is.
@@ -252,7 +255,12 @@ func (p *Puller) pull(ctx context.Context, addr string) (streamed bool, err erro
 		return false, err
 	}
 	p.connected(s, a, addr)
+	watching, stop := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { p.watchLag(watching, addr, a) })
 	err = p.stream(ctx, s, a)
+	stop()
+	watch.Wait()
 	p.mu.Lock()
 	p.appender = nil
 	p.mu.Unlock()
@@ -311,6 +319,7 @@ func (p *Puller) connected(s *sourceConn, a *Appender, addr string) {
 	defer p.mu.Unlock()
 	p.appender = a
 	p.ordered, p.only = "", false // it is the archive's source now
+	p.status.LagSeconds, p.status.LagBytes = 0, lagUnknown
 	p.status.Source, p.status.Connected, p.status.Since, p.status.LastError = addr, true, time.Now(), ""
 	p.status.Server, p.status.ServerID, p.status.UUID, p.status.SemiSync = s.version, s.source.ServerID, s.source.UUID, s.semiSync
 	p.o.Logger.Info("pulling", "source", addr, "server", s.version, "server_id", s.source.ServerID, "semi_sync", s.semiSync)
@@ -342,10 +351,8 @@ func (p *Puller) stream(ctx context.Context, s *sourceConn, a *Appender) error {
 		if now := time.Now(); now.Sub(told) > 100*time.Millisecond || !s.in.ready() {
 			told = now
 			p.update(func(st *PullStatus) {
-				st.Received, st.LastEvent = st.Received+s.in.taken(), now
-				if st.LagSeconds = 0; h.Time != 0 && !h.Artificial() {
-					st.LagSeconds = max(0, now.Sub(time.Unix(int64(h.Time), 0)).Seconds()-1) // a header has whole seconds
-				}
+				st.Received += s.in.taken()
+				st.took(h, now)
 			})
 		}
 	}

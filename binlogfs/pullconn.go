@@ -240,27 +240,10 @@ func (s *sourceConn) begin(start Start, newEpoch bool, state *GTIDState) (file s
 		}
 		return s.fileOf(state)
 	case start.Now:
-		return s.currentFile()
+		file, _, err := s.writes()
+		return file, err
 	}
 	return "", nil
-}
-
-// currentFile is the file that the source writes.
-func (s *sourceConn) currentFile() (file string, err error) {
-	first := func(row []string) {
-		if file == "" && len(row) > 1 {
-			file = row[0]
-		}
-	}
-	err = s.query("SHOW MASTER STATUS", first)
-	var my *mysql.MyError
-	if errors.As(err, &my) && my.Code == mysql.ER_PARSE_ERROR { // MySQL from 8.4 on
-		err = s.query("SHOW BINARY LOG STATUS", first)
-	}
-	if err == nil && file == "" {
-		err = &fatalError{errors.New("the source writes no binary log: set log_bin there")}
-	}
-	return file, err
 }
 
 // fileOf asks, on a connection of its own, which file a replica with these GTIDs

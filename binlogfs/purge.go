@@ -83,6 +83,9 @@ func (p *Policy) named(files []*FileInfo, now time.Time) (int, error) {
 // meanwhile count, too.
 func (l *Log) Apply(ctx context.Context, p Policy, dry bool) (*Purged, error) {
 	files := l.Files()
+	if len(files) == 0 {
+		return nil, NoLog(l.opt.Dir)
+	}
 	out, err := p.plan(files, l.keepers(), l.opt.Now())
 	if err != nil || dry || len(out.Files) == 0 {
 		return out, err

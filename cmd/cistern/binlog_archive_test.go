@@ -337,3 +337,15 @@ func TestBinlog_BadInput_OneSentenceRightStatus(t *testing.T) {
 		t.Errorf("commands left %v, %v", left, err)
 	}
 }
+
+func TestBinlog_EmptyArchive_EveryCommandSaysSo(t *testing.T) {
+	p := newPlace(t)
+	u := p.url()
+	p.must("format", u)
+	for _, args := range [][]string{
+		{"purge", u, "--keep-files", "1"}, {"purge", u, "--keep-files", "1", "--dry-run"}, {"mark", u, "--list"}, {"mark", u, "x", "a.000001:4"},
+		{"mark", u, "x", "--delete"}, {"list", u}, {"pending", u}, {"verify", u},
+	} {
+		p.fails(exitFailed, "the archive holds no binary log in the top directory", append([]string{"binlog"}, args...)...)
+	}
+}

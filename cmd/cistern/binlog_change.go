@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cisternfs/cistern/binlogfs"
+	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/control"
 )
 
@@ -20,6 +22,7 @@ type binlogChanges interface {
 	purgeBinlogs(ctx context.Context, dir string, p binlogfs.Policy, dry bool) (binlogPurged, error)
 	markBinlogs(ctx context.Context, dir, name, at string) (binlogfs.KeepMark, error)
 	unmarkBinlogs(ctx context.Context, dir, name string) error
+	marksOfBinlogs(ctx context.Context, dir string) ([]binlogfs.KeepMark, error)
 }
 
 // binlogPurged is what a purge did or would do.
@@ -49,8 +52,12 @@ func (l *live) binlogs(ctx context.Context, dir string) (*binlogfs.Log, error) {
 		}
 		return log, nil
 	}
-	if _, err := l.lookup(ctx, path.Join(dir, binlogfs.IdentityName)); err != nil {
-		return nil, fmt.Errorf("%w: %w", binlogfs.ErrNoLog, err)
+	_, err := l.lookup(ctx, path.Join(dir, binlogfs.IdentityName))
+	switch {
+	case errors.Is(err, gateway.ErrNotExist):
+		return nil, binlogfs.NoLog(dir)
+	case err != nil:
+		return nil, err
 	}
 	return binlogfs.OpenLog(ctx, l.v, binlogfs.LogOptions{Dir: dir})
 }
@@ -108,6 +115,18 @@ func (l *live) unmarkBinlogs(ctx context.Context, dir, name string) error {
 	return err
 }
 
+func (l *live) marksOfBinlogs(ctx context.Context, dir string) ([]binlogfs.KeepMark, error) {
+	log, err := l.binlogs(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	return append([]binlogfs.KeepMark{}, log.Marks()...), nil
+}
+
+func (r *remote) marksOfBinlogs(ctx context.Context, dir string) (all []binlogfs.KeepMark, err error) {
+	return all, r.c.Call(ctx, http.MethodGet, "/v1/binlog/mark", url.Values{"dir": {dir}}, nil, &all)
+}
+
 func (r *remote) purgeBinlogs(ctx context.Context, dir string, p binlogfs.Policy, dry bool) (binlogPurged, error) {
 	q := url.Values{
 		"dir": {dir}, "dry": {flag(dry)}, "to": {p.To}, "before": {strconv.FormatInt(unixNano(p.Before), 10)}, "age": {strconv.FormatInt(int64(p.KeepAge), 10)},
@@ -159,6 +178,9 @@ func binlogAPI(mux *http.ServeMux, h control.Handlers, s calls) {
 			p.Before = time.Unix(0, before)
 		}
 		return b.purgeBinlogs(r.Context(), dir, p, dry)
+	}))
+	mux.Handle("GET /v1/binlog/mark", with(func(r *http.Request, b binlogChanges, dir string) (any, error) {
+		return b.marksOfBinlogs(r.Context(), dir)
 	}))
 	mux.Handle("PUT /v1/binlog/mark", with(func(r *http.Request, b binlogChanges, dir string) (any, error) {
 		return b.markBinlogs(r.Context(), dir, r.URL.Query().Get("name"), r.URL.Query().Get("at"))

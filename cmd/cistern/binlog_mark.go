@@ -57,12 +57,8 @@ or <file>:<offset>.`,
 }
 
 func (a *app) listMarks(ctx context.Context, vol, dir string, asJSON bool) error {
-	b, err := a.openBinlog(ctx, vol, dir, true)
+	marks, err := a.marks(ctx, vol, dir)
 	if err != nil {
-		return err
-	}
-	marks := append([]binlogfs.KeepMark{}, b.Marks()...)
-	if err := b.v.close(); err != nil {
 		return err
 	}
 	if asJSON {
@@ -74,6 +70,28 @@ func (a *app) listMarks(ctx context.Context, vol, dir string, asJSON bool) error
 			fmt.Fprintf(w, "%s\t%06d/%s:%d\t%s\t%s\n", m.Name, m.Epoch, m.File, m.Offset, orDash(m.GTID), showTime(m.Created))
 		}
 	})
+}
+
+// marks are those that the volume's writer on this machine has, or its bucket.
+func (a *app) marks(ctx context.Context, vol, dir string) ([]binlogfs.KeepMark, error) {
+	t, err := a.resolve(vol)
+	if err != nil {
+		return nil, err
+	}
+	if t.point == "" {
+		owner, err := a.owner(ctx, t)
+		if err != nil {
+			return nil, err
+		}
+		if owner != nil {
+			return (&remote{c: owner}).marksOfBinlogs(ctx, dir)
+		}
+	}
+	b, err := a.openBinlog(ctx, vol, dir, true)
+	if err != nil {
+		return nil, err
+	}
+	return append([]binlogfs.KeepMark{}, b.Marks()...), b.v.close()
 }
 
 // binlogPending is what of an open group the volume has.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -68,7 +70,11 @@ func writeRelayStatus(w io.Writer, s *binlogfs.RelayStatus) {
 	row("server", "%s, server id %d %s", orDash(s.Server), s.ServerID, s.UUID)
 	row("published", "%06d/%s:%d, %s, %s", s.Epoch, orDash(s.File), s.Offset, count(s.Files, "file"), size(s.Bytes))
 	row("GTIDs", "%s", orDash(s.GTIDs))
-	row("received", "%s, %.1f s behind, %s", size(s.Received), s.LagSeconds, count(s.Reconnects, "reconnect"))
+	behind := "bytes behind not known"
+	if s.LagBytes >= 0 {
+		behind = size(s.LagBytes) + " behind"
+	}
+	row("received", "%s, %.1f s and %s, %s", size(s.Received), s.LagSeconds, behind, count(s.Reconnects, "reconnect"))
 	row("acknowledged", "when durable in: %s; semi-synchronous: %v", s.Ack, s.SemiSync)
 	for _, p := range s.Pending {
 		row("pending", "%s from %s:%d on, %s in %s, %s", orDash(p.GTID), p.File, p.Offset, size(p.Bytes), count(p.Fragments, "part"), count(p.Events, "event"))
@@ -121,6 +127,12 @@ func newRelayCollector(status func() binlogfs.RelayStatus) *relayCollector {
 	add(gauge, "stopped", "1 when pulling has stopped for an error that does not heal by itself.", func(s *binlogfs.RelayStatus) float64 { return flag(s.Stopped) })
 	add(gauge, "semi_sync", "1 while the source waits for acknowledgements.", func(s *binlogfs.RelayStatus) float64 { return flag(s.SemiSync) })
 	add(gauge, "lag_seconds", "Age of the last event when it came; 0 when the source has no more.", func(s *binlogfs.RelayStatus) float64 { return s.LagSeconds })
+	add(gauge, "lag_bytes", "Bytes that the source has logged and that did not come; NaN when it does not tell.", func(s *binlogfs.RelayStatus) float64 {
+		if s.LagBytes < 0 {
+			return math.NaN()
+		}
+		return float64(s.LagBytes)
+	})
 	add(counter, "received_bytes_total", "Bytes of events received.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Received) })
 	add(counter, "reconnects_total", "Times that the source was lost.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Reconnects) })
 	add(gauge, "epoch", "The archive's epoch.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Epoch) })
@@ -144,12 +156,20 @@ func (c *relayCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range c.metrics {
 		ch <- m.desc
 	}
+	ch <- replicaSent
 }
+
+// replicaSent is how far the log was sent to a replica.
+var replicaSent = prometheus.NewDesc("cistern_binlog_replica_sent_offset_bytes", "End of what was sent of the file to a replica.", []string{"replica", "address", "file"}, nil)
 
 // Collect implements prometheus.Collector.
 func (c *relayCollector) Collect(ch chan<- prometheus.Metric) {
 	s := c.status()
 	for _, m := range c.metrics {
 		ch <- prometheus.MustNewConstMetric(m.desc, m.kind, m.value(&s))
+	}
+	for i := range s.Replicas {
+		r := &s.Replicas[i]
+		ch <- prometheus.MustNewConstMetric(replicaSent, prometheus.GaugeValue, float64(r.Sent.Offset), strconv.FormatUint(uint64(r.ServerID), 10), r.Address, r.Sent.File)
 	}
 }
