@@ -5,6 +5,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/cisternfs/cistern/internal/blockcodec"
 	"github.com/cisternfs/cistern/metadata"
 )
 
@@ -29,7 +30,7 @@ func contiguous(pieces []span, off, end int64) bool {
 // wholeSlot makes a slot whose every byte is new an object of its own.
 func (b *builder) wholeSlot(n *Inode, no uint32, old *metadata.Slot, pieces []span, length int64) error {
 	b.discardFold(slotKey{n.ID, no})
-	held, err := b.v.uploads.take(b.ctx, length)
+	held, err := b.v.uploads.take(b.ctx, b.v.bodyMemory(length))
 	if err != nil {
 		return ErrInterrupted
 	}
@@ -48,6 +49,10 @@ func (b *builder) wholeSlot(n *Inode, no uint32, old *metadata.Slot, pieces []sp
 		return err
 	}
 	b.c.Objects = append(b.c.Objects, metadata.Object{Key: base.Key, Size: int64(len(body)), Sum: checksum(body)})
+	if plain := held - int64(len(body)); plain > 0 { // its frames are all that is left
+		b.v.uploads.give(plain)
+		held -= plain
+	}
 	b.upload(base.Key, body, held)
 	if old != nil {
 		b.dropSlot(old)
@@ -58,6 +63,16 @@ func (b *builder) wholeSlot(n *Inode, no uint32, old *metadata.Slot, pieces []sp
 	}
 	b.c.Slots = append(b.c.Slots, ch)
 	return nil
+}
+
+// bodyMemory is how many bytes are held while length bytes become an object: with
+// frames both, until the plain ones are let go.
+func (v *Volume) bodyMemory(length int64) int64 {
+	if !v.codec.Framing() {
+		return length
+	}
+	blocks := (length + metadata.BlockSize - 1) / metadata.BlockSize
+	return 2*length + blocks*blockcodec.Overhead
 }
 
 // newBase names an object for a slot's bytes, which lie at off in a file, and

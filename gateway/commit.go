@@ -51,6 +51,7 @@ type built struct {
 	hash      string
 	adds      additions
 	unused    []string // uploads that it does not name
+	durable   bool     // the journal is, up to its cut
 	published bool
 }
 
@@ -140,16 +141,16 @@ func (v *Volume) commitOnce(ctx context.Context) error {
 		if frozen == nil {
 			return nil
 		}
-		if frozen.last > 0 {
-			if err := v.syncJournal(ctx, frozen.last); err != nil {
-				return err
-			}
-		}
 		var err error
-		if b, err = v.build(ctx, frozen, totals); err != nil {
+		if b, err = v.buildSynced(ctx, frozen, totals); err != nil {
 			return err
 		}
-		v.commit.done = b
+	}
+	if !b.durable {
+		if err := v.syncJournal(ctx, journal.LSN(b.c.LastLSN)); err != nil {
+			return err
+		}
+		b.durable = true
 	}
 	if !b.published {
 		if err := v.Stopped(); err != nil {
@@ -161,6 +162,41 @@ func (v *Volume) commitOnce(ctx context.Context) error {
 		b.published = true
 	}
 	return v.applyCommit(b)
+}
+
+// buildSynced uploads what the commit of a frozen layer needs, while the journal
+// becomes durable up to its cut: a bulk load would else leave the network idle for
+// as long as the local disk takes. Nothing of the uploads counts before the
+// document is written, and that waits for both.
+func (v *Volume) buildSynced(ctx context.Context, frozen *layer, totals metadata.Totals) (*built, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	synced := make(chan error, 1)
+	go func() {
+		var err error
+		if frozen.last > 0 {
+			err = v.syncJournal(ctx, frozen.last)
+		}
+		if err != nil {
+			cancel()
+		}
+		synced <- err
+	}()
+	b, err := v.build(ctx, frozen, totals)
+	if err != nil {
+		cancel()
+	} else {
+		v.commit.done = b
+	}
+	serr := <-synced
+	switch {
+	case err == nil:
+		b.durable = serr == nil
+		return b, serr
+	case serr != nil && !errors.Is(serr, ErrInterrupted):
+		return nil, serr // which called the uploads off
+	}
+	return nil, err
 }
 
 // freeze makes the active layer the frozen one, in O(1): what it returns is the

@@ -360,6 +360,11 @@ func (v *Volume) foldSlot(ctx context.Context, k slotKey, force bool) (*folded, 
 		return f, buf, nil
 	}
 	id := metadata.CommitID{Epoch: v.epoch()}
+	framed, err := v.uploads.take(ctx, v.bodyMemory(int64(length))-int64(length))
+	if err != nil {
+		return nil, nil, ErrInterrupted
+	}
+	defer v.uploads.give(framed)
 	var body []byte
 	if f.base, body, err = v.newBase(buf, id, int64(k.slot)*v.objectSize, k.ino); err != nil {
 		return nil, nil, err

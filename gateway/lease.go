@@ -161,10 +161,10 @@ func (v *Volume) confirmLease(ctx context.Context) error {
 	return lostSwap(fmt.Sprintf("this mount was told that it took the lease as epoch %d, and it reads as that of %s, epoch %d", epoch, ownerName(l.Owner), l.Epoch))
 }
 
-// lostSwap is the error of a mount that shares its epoch, or has none: it wrote
-// nothing yet, and its lease is not its own to give back.
+// lostSwap is the error of who shares its epoch, or has none: it changed nothing
+// yet, and its lease is not its own to give back.
 func lostSwap(what string) error {
-	return fmt.Errorf("%w: %w: a compare-and-swap of %s was lost: %s; nothing was changed: mount again, and if that happens twice move the volume to a store for which `cistern probe` says fit",
+	return fmt.Errorf("%w: %w: a compare-and-swap of %s was lost: %s; nothing was changed: try again, and if that happens twice move the volume to a store for which `cistern probe` says fit",
 		ErrFenced, objstore.ErrGuarantee, metadata.LeaseKey, what)
 }
 

@@ -59,6 +59,27 @@ func TestVolume_Open_SwapWithoutEffect_Refused(t *testing.T) {
 	})
 }
 
+// TestDestroy_SwapWithoutEffect_DeletesNothing: who does not have the lease after
+// all must not delete a volume that another may just be mounting.
+func TestDestroy_SwapWithoutEffect_DeletesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		f := files{}
+		v := l.mustMount(nil)
+		f.put(t, v, "a", l.noise(20000), 0)
+		mustClose(t, v)
+		before := allKeys(t, l.bucket)
+		err := Destroy(bg, &lateSwap{Store: l.bucket, drop: true}, "mem://lab", metadata.Owner{}, false, false, func(int) {})
+		wantErr(t, err, objstore.ErrGuarantee)
+		if after := allKeys(t, l.bucket); fmt.Sprint(after) != fmt.Sprint(before) {
+			t.Errorf("the bucket had %v and has %v", before, after)
+		}
+		v = l.mustMount(nil)
+		wantFiles(t, v, f, "after the refused destroy")
+		mustClose(t, v)
+	})
+}
+
 // contender is one of two machines that mount at the same time.
 type contender struct {
 	*lab

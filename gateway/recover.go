@@ -170,7 +170,7 @@ func (v *Volume) useDoc(doc *metadata.VolumeDoc) error {
 	if v.codec, err = newCodec(doc, v.opt.URL, v.opt.Keys); err != nil {
 		return err
 	}
-	v.uploads = newBudget(max(v.opt.UploadBytes, segmentTarget+v.objectSize))
+	v.uploads = newBudget(max(v.opt.UploadBytes, segmentTarget+v.bodyMemory(v.objectSize)))
 	return nil
 }
 

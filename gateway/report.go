@@ -212,6 +212,14 @@ func takeToDestroy(ctx context.Context, s objstore.Store, url string, owner meta
 	if err != nil {
 		return storeError("take the lease", err)
 	}
+	// What follows can't be taken back: the lease must read as it was written.
+	now, _, err := readLease(ctx, s)
+	if err != nil {
+		return err
+	}
+	if now.Epoch != next.Epoch || now.Reign != next.Reign {
+		return lostSwap(fmt.Sprintf("the lease was taken to destroy the volume as epoch %d, and it reads as that of %s, epoch %d", next.Epoch, ownerName(now.Owner), now.Epoch))
+	}
 	return nil
 }
 

@@ -21,7 +21,7 @@ const (
 
 // storageKeys are the keys of the section ObjectStorage.
 func storageKeys() []string {
-	return []string{"service", "object_size", "metadata_path", "journal_path", keyDownloads, keyUploads, "common_prefix_depth"}
+	return []string{"service", "object_size", "metadata_path", "journal_path", keyDownloads, keyUploads, "common_prefix_depth", keyTimeout}
 }
 
 func localKeys() []string   { return []string{"path", "fake_latency", "max_latency"} }

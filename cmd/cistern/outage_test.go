@@ -161,10 +161,15 @@ type awayPlace struct {
 
 const awayURL = "s3://bucket/v"
 
+// timeoutSetting is given to what meets a server that hangs: with the default of 10
+// seconds a request, repeated, nearly all of a test would be waiting.
+const timeoutSetting = "CISTERN_OBJECTSTORAGE_REQUEST_TIMEOUT"
+
 func newAwayPlace(t *testing.T, o outage) *awayPlace {
 	t.Helper()
 	testenv.NeedFUSE(t)
 	a := &awayPlace{place: newPlace(t), srv: newS3Server(t)}
+	a.env[timeoutSetting] = "2"
 	a.good = strings.TrimPrefix(a.srv.url, "http://")
 	endpoint, more := "http://", []string{}
 	if o.tls {
@@ -353,7 +358,7 @@ func faulty(t *testing.T) (*place, *s3Server, *faultproxy.Proxy) {
 		}
 	})
 	srv.url = proxy.URL()
-	p.env["CISTERN_CONFIG"] = srv.config(p)
+	p.env["CISTERN_CONFIG"], p.env[timeoutSetting] = srv.config(p), "2"
 	return p, srv, proxy
 }
 

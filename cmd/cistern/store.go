@@ -186,7 +186,9 @@ func (a *app) openStoreWith(ctx context.Context, u objstore.URL, create bool, re
 // decorate puts the decorators around a provider, in the order that package
 // objstore tells.
 func decorate(s objstore.Store, u objstore.URL, reg prometheus.Registerer, o requestOptions) (*store, error) {
-	metered, err := objstore.WithMetrics(objstore.WithTimeout(s, o.bandwidth.TimeoutFor(o.downloads)), reg)
+	timeouts := o.bandwidth.TimeoutFor(o.downloads)
+	timeouts.Base = o.timeout
+	metered, err := objstore.WithMetrics(objstore.WithTimeout(s, timeouts), reg)
 	if err != nil {
 		return nil, err
 	}

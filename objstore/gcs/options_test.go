@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cisternfs/cistern/objstore"
@@ -165,5 +166,47 @@ func TestOpen_KeyFile_Tokens(t *testing.T) {
 			t.Errorf("%d: %d requests without a token", c.code, n)
 		}
 		tokens.Close()
+	}
+}
+
+// TestStore_ExpiredToken_IsPermissionUntilThereIsANewOne: a token that the store no
+// longer takes is a matter of permissions and says so, whatever is asked, and what
+// works again afterwards does so without a new store.
+func TestStore_ExpiredToken_IsPermissionUntilThereIsANewOne(t *testing.T) {
+	var expired atomic.Bool
+	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		// Shorter than what clients keep in hand, so that each request asks anew.
+		_, _ = w.Write([]byte(`{"access_token": "secret-token", "token_type": "Bearer", "expires_in": 1}`))
+	}))
+	t.Cleanup(tokens.Close)
+	_, srv := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Header.Get("Authorization") != "Bearer secret-token":
+			t.Errorf("authorization %q", r.Header.Get("Authorization"))
+		case expired.Load():
+			refuse(w, 401, "authError", "Invalid Credentials")
+		default:
+			answer(w, object("k", "body", 7))
+		}
+	})
+	s := openAt(t, Options{Bucket: "b", Endpoint: srv.URL, KeyFile: account(t, tokens.URL)})
+	if _, err := s.Head(t.Context(), "k"); err != nil {
+		t.Fatal(err)
+	}
+	expired.Store(true)
+	for op, call := range calls(s) {
+		before := len(srv.seen())
+		err := call(t.Context())
+		if !errors.Is(err, objstore.ErrPermission) || !strings.Contains(err.Error(), "Invalid Credentials") || strings.Contains(err.Error(), "secret-token") {
+			t.Errorf("%s: %v", op, err)
+		}
+		if n := len(srv.seen()) - before; n != 1 {
+			t.Errorf("%s: %d requests were made", op, n)
+		}
+	}
+	expired.Store(false)
+	if _, err := s.Head(t.Context(), "k"); err != nil {
+		t.Errorf("with a new token: %v", err)
 	}
 }
