@@ -15,7 +15,9 @@ import (
 // CheckOptions say what Check looks at. The callbacks are called from one
 // goroutine at a time.
 type CheckOptions struct {
-	Data     bool // read every byte and verify it; without it sizes are compared
+	Data bool // read every byte and verify it; without it sizes are compared
+	// Verified is what earlier checks have read: it is not read again. Only for views.
+	Verified *Verified
 	Problem  func(Problem)
 	Progress func(done, total int64) // slots, or bytes with Data; may be nil
 }

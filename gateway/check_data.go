@@ -152,7 +152,7 @@ func (c *check) verify(ctx context.Context, at oneSlot) ([]Problem, error) {
 		}
 		if wrong != "" {
 			found = append(found, Problem{Inode: at.ino, Off: start, Len: int64(b.Len), Key: b.Key, Reason: wrong})
-		} else if c.o.Data {
+		} else if c.o.Data && c.o.Verified.first(b.Key, 0) {
 			if found, err = c.verifyBase(ctx, at, b); err != nil {
 				return nil, err
 			}
@@ -221,7 +221,7 @@ func (c *check) verifyBase(ctx context.Context, at oneSlot, b *metadata.Base) ([
 func (c *check) verifyPatches(ctx context.Context, at oneSlot) ([]Problem, error) {
 	var list []metadata.Patch
 	for _, p := range at.s.Patches {
-		if !p.Zero && c.own(p.Seg) {
+		if !p.Zero && c.own(p.Seg) && c.o.Verified.first(p.Seg.Key, p.SegOff) {
 			list = append(list, p)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -23,6 +25,7 @@ type checkReport struct {
 	checkResult
 	Found   []checkProblem `json:"found"`
 	Rebuild string         `json:"index_to_rebuild,omitempty"`
+	Pins    []pinResult    `json:"pins,omitempty"` // with --data: commits that are kept beside the last one
 }
 
 // maxFound bounds the problems that a JSON document lists.
@@ -35,7 +38,8 @@ func (a *app) checkCommand() *cobra.Command {
 		Long: `Verifies that a volume's last commit contradicts neither itself nor the bucket:
 the metadata, the manifest and the commits, and that every object and segment
 is there with its size. --data also reads every byte, verifies it, and names the
-file, range and object of any damage. Exit status 4 means damage.
+file, range and object of any damage; also what snapshots, clones and mounts of a
+point keep, each shared byte once. Exit status 4 means damage.
 
 --repair mends what can be mended without a loss: it deletes uploads that no
 commit names, and lets a damaged local index be built anew from the bucket.
@@ -76,8 +80,11 @@ written just now. At a past commit, uploads that no commit names are not counted
 			}
 			return a.say("damage: %s", e.Problem)
 		})
+		if err = finish(ctx, s, err); err == nil && data && t.point == "" {
+			err = a.checkPins(ctx, t, &r, bar, asJSON)
+		}
 		bar.Done(err == nil)
-		if err = finish(ctx, s, err); err != nil {
+		if err != nil {
 			return err
 		}
 		if t.point != "" {
@@ -85,6 +92,65 @@ written just now. At a past commit, uploads that no commit names are not counted
 		}
 		return a.showCheck(&r, data, asJSON)
 	})
+}
+
+// pinResult is what was verified of a commit that pins keep.
+type pinResult struct {
+	Commit   uint64   `json:"commit"`
+	Names    []string `json:"names"`
+	Bytes    int64    `json:"verified_bytes"` // that no commit before in the list, nor the last one, has
+	Problems int      `json:"problems"`
+}
+
+// checkPins verifies every byte of the commits that pins keep, but those of the last
+// commit and each that several have once.
+func (a *app) checkPins(ctx context.Context, t target, r *checkReport, bar *progress.Bar, asJSON bool) error {
+	s, err := a.openVolume(ctx, t.url)
+	if err != nil {
+		return err
+	}
+	list, err := gateway.PinnedCommits(ctx, s)
+	if err != nil || len(list) == 0 {
+		return err
+	}
+	seen := gateway.NewVerified()
+	at := func(n uint64, f func(v *view) error) error {
+		v, err := a.openView(ctx, target{url: t.url, point: strconv.FormatUint(n, 10)})
+		if err != nil {
+			return err
+		}
+		return errors.Join(f(v), v.close())
+	}
+	if err := at(r.Commit.N, func(v *view) error { return seen.Mark(v.View) }); err != nil {
+		return err
+	}
+	for _, p := range list {
+		if p.N == r.Commit.N {
+			continue
+		}
+		err := at(p.N, func(v *view) error {
+			c, err := v.Check(ctx, gateway.CheckOptions{
+				Data: true, Verified: seen, Progress: bar.Set,
+				Problem: func(q gateway.Problem) {
+					x := checkProblem{Path: text(q.Path), Inode: uint64(q.Inode), Offset: q.Off, Length: q.Len, Key: q.Key, Reason: fmt.Sprintf("%s; commit %d has it", q.Reason, p.N)}
+					if len(r.Found) < maxFound {
+						r.Found = append(r.Found, x)
+					}
+					if !asJSON {
+						fmt.Fprintf(a.stdout, "damage: %s\n", &x)
+					}
+				},
+			})
+			r.Problems += c.Problems
+			r.Bytes += c.Bytes
+			r.Pins = append(r.Pins, pinResult{Commit: p.N, Names: p.Names, Bytes: c.Bytes, Problems: c.Problems})
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("commit %d, which %s keeps: %w", p.N, strings.Join(p.Names, ", "), err)
+		}
+	}
+	return nil
 }
 
 func (p *checkProblem) String() string {
@@ -107,6 +173,11 @@ func (a *app) showCheck(r *checkReport, data, asJSON bool) error {
 		err = a.say("commit %d: %s, %s, %s, %s, %s and %s after them; %s; %s of %s",
 			r.Commit.N, count(r.Inodes, "inode"), count(r.Slots, "slot"), count(r.Objects, "object"), count(r.Segments, "segment"),
 			count(r.Pages, "manifest page"), count(r.Commits, "commit"), verified, count(r.Orphans, "orphan"), size(r.OrphanBytes))
+		for i := range r.Pins {
+			if p := &r.Pins[i]; err == nil {
+				err = a.say("commit %d (%s): %s more verified", p.Commit, text(strings.Join(p.Names, ", ")).shown(), size(p.Bytes))
+			}
+		}
 		if err == nil && r.Problems == 0 {
 			err = a.say("no damage found")
 		}

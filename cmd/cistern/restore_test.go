@@ -147,3 +147,43 @@ func TestMount_Restore_PathsMountedAndAllAfterwards(t *testing.T) {
 	p.unmounted(pid)
 	p.must("check", "--data", u)
 }
+
+// Damage in what only a snapshot keeps is found, and what is shared is read once.
+func TestApp_Check_DataOfEveryPin(t *testing.T) {
+	p := newPlace(t)
+	u := p.url()
+	p.must("format", u, "--object-size", "1M")
+	put := func(name string, n int) {
+		t.Helper()
+		p.stdin = string(random(n))
+		p.must("put", u, "-", name)
+	}
+	put("shared", 3<<20)
+	put("old", 1<<20)
+	p.must("snapshot", "create", u, "first")
+	put("more", 10)
+	p.must("snapshot", "create", u, "second")
+	p.must("rm", u, "old")
+	r := decode[checkReport](t, p.must("check", "--data", "--json", u))
+	if len(r.Pins) != 2 || r.Pins[0].Names[0] != "first" || r.Pins[0].Bytes < 1<<20 || r.Pins[0].Bytes > 1<<20+1<<18 || r.Pins[1].Bytes > 1<<18 || r.Problems != 0 {
+		t.Errorf("%+v", r.Pins)
+	}
+	name := ""
+	for n, content := range p.bucketFiles() {
+		if content == string(random(1<<20)) {
+			name = p.path("bucket", n)
+		}
+	}
+	body, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body[len(body)/2] ^= 1
+	if err := os.WriteFile(name, body, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, out, errs := p.run("check", "--data", u)
+	if status != 4 || strings.Count(out, "damage: /old: bytes ") != 1 || !strings.Contains(errs, "1 problem") {
+		t.Errorf("status %d\n%s%s", status, out, errs)
+	}
+}
