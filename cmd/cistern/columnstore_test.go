@@ -202,7 +202,16 @@ func TestMount_SIGHUP_TakesNewValuesOrKeepsTheOld(t *testing.T) {
 		}
 	}
 	write("[Cache]\ncache_size = 64M\n[ObjectStorage]\nmax_concurrent_downloads = 5\n")
-	pid := p.mount("--config", conf)
+	// By a relative path: the mount's process leaves this directory.
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	relative, err := filepath.Rel(here, conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := p.mount("--config", relative)
 	limit := func() (int64, int) {
 		t.Helper()
 		s := decode[mountStatus](t, p.must("status", "--json", mnt))

@@ -56,8 +56,13 @@ type tunables struct {
 
 // readTunables reads the file anew. Flags of the command line still beat it.
 func (a *app) readTunables(o *mountOptions) (*tunables, error) {
+	before, err := a.readConfig()
+	if err != nil {
+		return nil, err
+	}
 	again := *a
-	again.config = nil
+	// The process has left the directory that a relative path was from.
+	again.config, again.configFlag = nil, before.path
 	file, err := again.readConfig()
 	if err != nil {
 		return nil, err
