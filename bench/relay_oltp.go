@@ -74,6 +74,14 @@ func (p *oltpPair) relayed(ctx context.Context) error {
 			return err
 		}
 	}
+	// Who asks a relay for what it has not pulled yet is told that it never will.
+	_, total, err := p.primary.logBytes(ctx)
+	if err != nil {
+		return err
+	}
+	if err := p.relay.has(ctx, total); err != nil {
+		return err
+	}
 	return p.settle(ctx, p.relay.listen)
 }
 

@@ -148,18 +148,28 @@ func (d *databaseServer) follow(ctx context.Context, addr string) error {
 		"master_connect_retry=1, master_use_gtid=slave_pos", host, port, replUser, replPassword), "START SLAVE")
 }
 
-// reached waits until the replica has executed what the primary has logged.
+// reached waits until the replica has executed what the primary has logged. A
+// replica that has stopped reading never will.
 func (d *databaseServer) reached(ctx context.Context, primary *databaseServer) error {
 	pos, err := primary.value(ctx, "SELECT @@gtid_binlog_pos AS p", "p")
 	if err != nil {
 		return err
 	}
-	got, err := d.value(ctx, fmt.Sprintf("SELECT MASTER_GTID_WAIT('%s', 600) AS w", pos), "w")
-	if err == nil && got != "0" {
-		reason, _ := d.value(ctx, "SHOW SLAVE STATUS", "Last_IO_Error")
-		err = fmt.Errorf("server %d did not reach %s: %s", d.id, pos, reason)
-	}
-	return err
+	return poll(ctx, func() (bool, error) {
+		got, err := d.value(ctx, fmt.Sprintf("SELECT MASTER_GTID_WAIT('%s', 1) AS w", pos), "w")
+		if err != nil || got == "0" {
+			return err == nil, err
+		}
+		running, err := d.value(ctx, "SHOW SLAVE STATUS", "Slave_IO_Running")
+		if err != nil || running != "No" {
+			return false, err
+		}
+		reason, err := d.value(ctx, "SHOW SLAVE STATUS", "Last_IO_Error")
+		if err == nil {
+			err = fmt.Errorf("server %d will not reach %s: %s", d.id, pos, reason)
+		}
+		return false, err
+	})
 }
 
 // semiSyncClients waits until as many replicas acknowledge what the server commits.
