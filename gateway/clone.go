@@ -217,9 +217,6 @@ func (c *cloner) claim(ctx context.Context, earlier *metadata.VolumeDoc) error {
 	}
 	doc := *c.src
 	doc.ID, doc.Created, doc.Ancestors = id.String(), c.o.Now().UnixNano(), list
-	if doc.Adopted != nil {
-		doc.Adopted = &metadata.Adopted{URL: doc.Adopted.URL} // which are the source's to delete
-	}
 	if !slices.Contains(doc.Incompat, metadata.FeatureAncestors) {
 		doc.Incompat = append(slices.Clone(doc.Incompat), metadata.FeatureAncestors)
 	}

@@ -126,7 +126,7 @@ func documents() []document {
 	secret := &VolumeDoc{ID: volume.ID, Format: 1, Incompat: []string{FeatureFrames, FeatureDocuments}, ObjectSize: 5 << 20, Created: 1700000000123456789,
 		Settings: Settings{Keys: "0011223344556677"}, Compress: "zstd", Key: "0011223344556677", PlainNames: true}
 	adopted := &VolumeDoc{ID: volume.ID, Format: 1, Incompat: []string{FeatureAdopted}, ObjectSize: 5 << 20, Created: 1700000000123456789,
-		Settings: Settings{RetentionSec: 86400}, Adopted: &Adopted{URL: "s3://bucket", Delete: true}}
+		Settings: Settings{RetentionSec: 86400}, Adopted: &Adopted{URL: "s3://bucket"}}
 	clone := &VolumeDoc{ID: volume.ID, Format: 1, Incompat: []string{FeatureAncestors}, ObjectSize: 5 << 20, Created: 1700000000123456789, Ancestors: []Ancestor{
 		{Volume: "a1", Through: CommitID{Epoch: 2, N: 40}, URL: "s3://b/one", Place: "a2"}, {Volume: "a2", Through: CommitID{Epoch: 7, N: 99}, URL: "s3://b/two\xff", Place: "a2"},
 	}}

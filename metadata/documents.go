@@ -109,10 +109,10 @@ type VolumeDoc struct {
 	Ancestors []Ancestor
 }
 
-// Adopted is the bucket whose objects a volume took over by reference.
+// Adopted is the bucket whose objects a volume took over by reference. It deletes
+// none of them.
 type Adopted struct {
-	URL    string // of the whole bucket: s3://bucket, gs://bucket or file:///dir
-	Delete bool   // the volume may delete those that no state needs any more
+	URL string // of the whole bucket: s3://bucket, gs://bucket or file:///dir
 }
 
 // EncryptsDocuments says whether commits and manifests are encrypted.
@@ -151,22 +151,21 @@ type volumeDoc struct {
 }
 
 type adoptedDoc struct {
-	URL    text `json:"url"`
-	Delete bool `json:"delete,omitempty"`
+	URL text `json:"url"`
 }
 
 func newAdoptedDoc(a *Adopted) *adoptedDoc {
 	if a == nil {
 		return nil
 	}
-	return &adoptedDoc{URL: text(a.URL), Delete: a.Delete}
+	return &adoptedDoc{URL: text(a.URL)}
 }
 
 func (d *adoptedDoc) adopted() *Adopted {
 	if d == nil {
 		return nil
 	}
-	return &Adopted{URL: string(d.URL), Delete: d.Delete}
+	return &Adopted{URL: string(d.URL)}
 }
 
 // knownROCompat and knownIncompat list the flags that this release knows.

@@ -8,18 +8,17 @@ import (
 )
 
 // WithAdopted returns s with the objects of another bucket in it: their keys
-// there follow prefix here. They are read from there and never stored; they are
-// deleted there if mayDelete, and otherwise stay, which is no error. A List shows
-// them only to who asks for keys that begin with prefix.
-func WithAdopted(s Store, prefix string, from Store, mayDelete bool) Store {
-	return &adopting{s, &prefixAdded{from, prefix}, prefix, mayDelete}
+// there follow prefix here. They are read from there and never stored. A Delete
+// leaves them, which is no error: they are not this store's. A List shows them
+// only to who asks for keys that begin with prefix.
+func WithAdopted(s Store, prefix string, from Store) Store {
+	return &adopting{s, &prefixAdded{from, prefix}, prefix}
 }
 
 type adopting struct {
 	Store
-	from      *prefixAdded
-	prefix    string
-	mayDelete bool
+	from   *prefixAdded
+	prefix string
 }
 
 // Unwrap returns the store without the other bucket's objects.
@@ -54,13 +53,10 @@ func (a *adopting) List(ctx context.Context, prefix, startAfter string, limit in
 }
 
 func (a *adopting) Delete(ctx context.Context, key string) error {
-	switch {
-	case !strings.HasPrefix(key, a.prefix):
-		return a.Store.Delete(ctx, key)
-	case a.mayDelete:
-		return a.from.s.Delete(ctx, strings.TrimPrefix(key, a.prefix))
+	if strings.HasPrefix(key, a.prefix) {
+		return nil
 	}
-	return nil
+	return a.Store.Delete(ctx, key)
 }
 
 // prefixAdded shows the keys of a store with a prefix before them; it is called

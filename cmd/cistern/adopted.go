@@ -20,7 +20,7 @@ func (a *app) withAdopted(ctx context.Context, s *store, doc *metadata.VolumeDoc
 	if err != nil {
 		return fmt.Errorf("the bucket of adopted objects: %w", err)
 	}
-	s.Store = objstore.WithAdopted(s.Store, metadata.AdoptedPrefix, from, doc.Adopted.Delete)
+	s.Store = objstore.WithAdopted(s.Store, metadata.AdoptedPrefix, from)
 	return nil
 }
 

@@ -24,7 +24,7 @@ import (
 type importOptions struct {
 	dbroots                           []string
 	metadata, journal, cache, objects string
-	copy, takeObjects, acceptOwned    bool
+	copy, acceptOwned                 bool
 	parallel                          int
 	asJSON                            bool
 }
@@ -45,7 +45,8 @@ URL, of one DBRoot, there. Objects stay where they are and are referred to;
 journals are merged. Every object is read once and verified. With --copy the
 objects are copied, and Storage Manager's can go afterwards.
 
-Storage Manager must not run. Nothing of its is changed. What was interrupted
+Storage Manager must not run. Nothing of its is changed, then or later: a volume
+never deletes an object that it refers to there. What was interrupted
 goes on with the same command. Objects that are missing, torn journals, and
 objects and journals that no metadata names are told; exit status 4 when files
 were left out or bytes were lost.`,
@@ -57,16 +58,12 @@ were left out or bytes were lost.`,
 	f.StringVar(&o.cache, "cache", "", "its [Cache] path")
 	f.StringVar(&o.objects, "objects", "", "its bucket: s3://bucket, gs://bucket, or file:///dir for LocalStorage")
 	f.BoolVar(&o.copy, "copy", false, "copy the objects into the volume")
-	f.BoolVar(&o.takeObjects, "take-objects", false, "the volume deletes objects of Storage Manager that nothing needs any more; there is no way back to it then")
 	f.BoolVar(&o.acceptOwned, "accept-owned", false, "although Storage Manager's metadata says that a node has the DBRoot: it ended uncleanly")
 	f.IntVar(&o.parallel, "parallel", 8, "files at a time")
 	f.BoolVar(&o.asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		if o.parallel < 1 || o.parallel > 256 {
 			return usage(fmt.Errorf("--parallel %d: must be 1 to 256", o.parallel))
-		}
-		if o.copy && o.takeObjects {
-			return usage(errors.New("--copy and --take-objects: a copy leaves Storage Manager's objects alone"))
 		}
 		sm, err := a.readStorageManager()
 		if err != nil {
@@ -208,7 +205,7 @@ func (a *app) openForImport(ctx context.Context, sm *storageManager, o *importOp
 	if errors.Is(err, gateway.ErrNoVolume) || errors.Is(err, objstore.ErrNoBucket) && u.Scheme == objstore.SchemeFile {
 		f := gateway.FormatOptions{ObjectSize: sm.object.Bytes, Retention: 24 * time.Hour}
 		if !o.copy {
-			f.Adopted = &metadata.Adopted{URL: bucket, Delete: o.takeObjects}
+			f.Adopted = &metadata.Adopted{URL: bucket}
 		}
 		if _, err = a.format(ctx, u, f); err == nil {
 			if s, err = a.openVolume(ctx, u); err == nil {

@@ -112,7 +112,6 @@ func TestImportColumnStore_SaysWhatIsWrong(t *testing.T) {
 	}
 	p.fails(3, "OWNED", "import", "columnstore", "--config", conf)
 	p.fails(2, "metadata of data7", "import", "columnstore", "--config", conf, "--dbroot", "data7")
-	p.fails(2, "--copy and --take-objects", "import", "columnstore", "--config", conf, "--copy", "--take-objects")
 	p.must("format", p.url(), "--object-size", "1M")
 	p.fails(2, "was not made to refer", "import", "columnstore", "--config", conf, "--accept-owned", "--dbroot", "data1", p.url())
 	r := decode[[]imported](t, strings.TrimSpace(func() string {
