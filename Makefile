@@ -32,7 +32,7 @@ test:
 	scripts/install-deps.sh
 	$(MAKE) static
 	@mkdir -p bin && rm -f bin/not-tested
-	CI=true CISTERN_NOT_TESTED=$(CURDIR)/bin/not-tested $(GO) test -p 2 -timeout 18m ./...; \
+	CI=true CISTERN_NOT_TESTED=$(CURDIR)/bin/not-tested $(GO) test -p 2 -timeout 30m ./...; \
 	status=$$?; [ ! -s bin/not-tested ] || cat bin/not-tested; exit $$status
 
 soak:

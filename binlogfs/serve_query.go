@@ -1,7 +1,6 @@
 package binlogfs
 
 import (
-	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -39,27 +38,6 @@ func (x *session) HandleQuery(sql string) (*mysql.Result, error) {
 		return nil, nil // what clients send by habit, and what changes nothing here
 	}
 	return nil, x.manage(st)
-}
-
-// row is a result of one row.
-func row(names []string, values []any) (*mysql.Result, error) {
-	return rows(names, [][]any{values})
-}
-
-// rows is a result. The library takes an empty string for NULL, but not empty bytes.
-func rows(names []string, values [][]any) (*mysql.Result, error) {
-	for _, r := range values {
-		for i, v := range r {
-			if v == "" {
-				r[i] = []byte{}
-			}
-		}
-	}
-	r, err := mysql.BuildSimpleTextResultset(names, values)
-	if err != nil {
-		return nil, fmt.Errorf("build a result: %w", err)
-	}
-	return mysql.NewResult(r), nil
 }
 
 // set takes user variables; system variables are the client's habit, and nothing
