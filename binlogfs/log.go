@@ -194,7 +194,7 @@ func (l *Log) resumeAt() (s *Source, file string, offset int64) {
 func (l *Log) harden(ctx context.Context) error {
 	switch l.opt.Ack {
 	case AckMemory:
-		return nil
+		return l.t.V.Stopped() // a successor never sees the group
 	case AckBucket:
 		if _, err := l.t.V.Sync(ctx); err != nil {
 			return fmt.Errorf("bring groups to the bucket: %w", err)

@@ -148,8 +148,30 @@ func (p *Puller) update(change func(s *PullStatus)) {
 }
 
 // Run pulls until ctx ends, over all losses of the source that may heal. It
-// returns an error for what does not: that has to be mended first.
+// returns an error for what does not: that has to be mended first. It ends also when
+// the volume takes no more writes, though the source sends nothing: gateway.ErrFenced.
 func (p *Puller) Run(ctx context.Context) error {
+	writable, end := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-p.l.t.V.Ended():
+			end()
+		case <-writable.Done():
+		}
+	})
+	err := p.run(writable)
+	end()
+	watch.Wait()
+	if cause := p.l.t.V.Stopped(); cause != nil && ctx.Err() == nil {
+		// Whatever failed then failed by it.
+		err = cause
+		p.update(func(s *PullStatus) { s.Stopped, s.LastError = true, cause.Error() })
+	}
+	return err
+}
+
+func (p *Puller) run(ctx context.Context) error {
 	p.lost = time.Now()
 	p.update(func(s *PullStatus) { s.Stopped, s.LastError = false, "" })
 	wait := p.o.RetryMin

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"os"
 	"testing"
 
 	"github.com/cisternfs/cistern/internal/testenv"
@@ -32,12 +33,37 @@ func resent(net []byte) (n int) {
 	return n
 }
 
-// The connection is cut at every byte of the stream, one after another: the relay
-// goes on from what it has published, and the next cut comes a byte later than the
-// one before. The streams have 20 KB together. Now and then the relay is
-// killed, too.
+// cutStride is how many bytes lie between two cuts at most: one where SOAK_SECONDS
+// asks for the long form.
+func cutStride() int {
+	if os.Getenv("SOAK_SECONDS") != "" {
+		return 1
+	}
+	return 23
+}
+
+// nextCut is where a stream is cut after a cut behind length bytes: stride bytes
+// later, or before that at a packet's end, a byte before it or a byte behind it.
+func nextCut(net []byte, length, stride int) int {
+	next := length + stride
+	for end := 0; end < len(net) && end <= next; {
+		end += 4 + packetLength(net[end:])
+		for _, at := range []int{end - 1, end, end + 1} {
+			if at > length {
+				next = min(next, at)
+			}
+		}
+	}
+	return next
+}
+
+// The connection is cut around every packet's end and at every so manieth byte of
+// the stream, in the long form at every byte, one after another: the relay goes on
+// from what it has published, and the next cut comes later than the one before. The
+// streams have 20 KB together. Now and then the relay is killed, too.
 func TestPuller_CutAtEveryByte_GoesOnByteIdentical(t *testing.T) {
 	testenv.Long(t)
+	stride := cutStride()
 	for _, kind := range []string{"m1011", "m118", "my56", "my97"} {
 		t.Run(kind, func(t *testing.T) {
 			p := newPlace(t)
@@ -56,7 +82,7 @@ func TestPuller_CutAtEveryByte_GoesOnByteIdentical(t *testing.T) {
 				if err := a.Close(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				if cuts++; cuts%211 == 0 {
+				if cuts++; cuts%53 == 0 {
 					p.kill()
 					l = p.log()
 				}
@@ -64,7 +90,7 @@ func TestPuller_CutAtEveryByte_GoesOnByteIdentical(t *testing.T) {
 				if logNumber(end.File) < logNumber(told.File) || end.File == told.File && end.Offset < told.Offset {
 					t.Fatalf("the published end went back from %v to %v", told, end)
 				}
-				length++
+				length = nextCut(net, length, stride)
 				if end != told {
 					s.check(t, l, false)
 					told, length = end, resent(packets(s.from(t, end.File, end.Offset)))+1

@@ -165,8 +165,14 @@ func TestVolume_RenewLease_FindsTheTakeover(t *testing.T) {
 		va := a.mustMount(nil)
 		b := a.machine(2)
 		vb := b.mustMount(func(o *Options) { o.Takeover = true })
+		select {
+		case <-va.Ended():
+			t.Error("the first owner ended before it could know")
+		default:
+		}
 		err := va.RenewLease(bg)
 		wantErr(t, err, ErrFenced)
+		<-va.Ended()
 		if !strings.Contains(err.Error(), "other, process 2") {
 			t.Errorf("the error %q does not name the new owner", err)
 		}

@@ -49,7 +49,7 @@ func openOnce(ctx context.Context, o Options) (*Volume, error) {
 		opt:     o, log: o.Logger, fs: o.FS,
 		active: newLayer(), refs: map[InodeID]*extent.Map[refValue]{},
 		ahead: make(chan readAheadTask, readAheadQueue),
-		quit:  make(chan struct{}), scheduleSoon: make(chan struct{}, 1),
+		quit:  make(chan struct{}), ended: make(chan struct{}), scheduleSoon: make(chan struct{}, 1),
 	}
 	v.commit.init()
 	v.lease.init()

@@ -182,7 +182,7 @@ func OpenSalvage(ctx context.Context, o SalvageOptions) (*Salvage, error) {
 	}
 	s.v = &Volume{
 		opt: Options{}, log: o.Logger, active: newLayer(), refs: map[InodeID]*extent.Map[refValue]{},
-		index: index, objectSize: objectSize, replaying: true,
+		index: index, objectSize: objectSize, replaying: true, ended: make(chan struct{}),
 	}
 	if s.base != nil {
 		s.v.objectSize = s.base.doc.ObjectSize

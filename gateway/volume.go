@@ -55,6 +55,7 @@ type Volume struct {
 	sinceManifest manifestState
 
 	stopped atomic.Pointer[stopCause] // why nothing may be written any more, or nil
+	ended   chan struct{}             // closed when stopped is set
 	pending atomic.Int64              // estimated memory of the layers
 
 	found        metadata.Head // what the local index had when it was opened
@@ -91,6 +92,7 @@ func (v *Volume) writable() error { return v.Stopped() }
 func (v *Volume) stop(reason error) {
 	if v.stopped.CompareAndSwap(nil, &stopCause{reason}) {
 		v.log.Error("volume turned read-only", "volume", v.opt.URL, "reason", reason)
+		close(v.ended)
 		v.commit.wake(reason)
 	}
 }
@@ -102,6 +104,11 @@ func (v *Volume) Stopped() error {
 	}
 	return nil
 }
+
+// Ended returns a channel that is closed when Stopped has an error: a writer that
+// has nothing to write learns so that another has the volume. That takes a third of
+// the lease's duration at most while the store can be reached.
+func (v *Volume) Ended() <-chan struct{} { return v.ended }
 
 // ReadOnly says whether writes are refused.
 func (v *Volume) ReadOnly() bool { return v.Stopped() != nil }

@@ -199,10 +199,11 @@ type relayed struct {
 	relay *binlogfs.Relay
 	out   *slog.Logger
 
-	serving *serving // replicas; nil without --listen
-	showing context.CancelFunc
-	ended   chan struct{} // closed when showing has ended
-	told    bool          // why pulling ended is begin's error already
+	serving *serving           // replicas; nil without --listen
+	quit    context.CancelFunc // ends what begin began; nil before
+	work    sync.WaitGroup     // of that
+	over    chan struct{}      // closed when the relay is of no use any more
+	told    bool               // why pulling ended is begin's error already
 }
 
 // open opens the archive in a volume, and its relay.
@@ -225,7 +226,7 @@ func (r *relayOptions) open(ctx context.Context, v *gateway.Volume, state string
 	if err != nil {
 		return nil, err
 	}
-	rd := &relayed{present: present{v}, dir: r.dir, log: l, relay: relay, out: log}
+	rd := &relayed{present: present{v}, dir: r.dir, log: l, relay: relay, out: log, over: make(chan struct{})}
 	if rd.serving, err = r.serveLog(ctx, rd); err != nil {
 		return nil, err
 	}
@@ -257,9 +258,10 @@ func (r *relayed) begin(ctx context.Context, fs shown) error {
 	if r == nil {
 		return nil
 	}
-	showing, cancel := context.WithCancel(ctx)
-	r.showing, r.ended = cancel, make(chan struct{})
-	go r.show(showing, fs)
+	beside, cancel := context.WithCancel(ctx)
+	r.quit = cancel
+	r.work.Go(func() { r.show(beside, fs) })
+	r.work.Go(func() { r.watch(beside) })
 	if err := r.relay.Start(ctx); err != nil {
 		return err
 	}
@@ -280,25 +282,42 @@ func (r *relayed) begin(ctx context.Context, fs shown) error {
 	return nil
 }
 
-// stopped returns a channel that is closed when pulling has ended by an error, for a
-// relay that is of no use then: one that serves replicas goes on.
+// watch waits until the relay is of no use any more. When pulling has ended by an
+// error, one that serves replicas goes on. When another has the volume it ends in
+// any case: replicas must get nothing that the successor lacks, and have to find it.
+func (r *relayed) watch(ctx context.Context) {
+	failed := r.relay.Failed()
+	if r.serving != nil {
+		failed = nil
+	}
+	select {
+	case <-ctx.Done():
+		return
+	case <-failed:
+	case <-r.Volume.Ended():
+		r.serving.end()
+	}
+	close(r.over)
+}
+
+// stopped returns a channel that is closed when the relay is of no use any more.
 func (r *relayed) stopped() <-chan struct{} {
-	if r == nil || r.serving != nil {
+	if r == nil {
 		return nil
 	}
-	return r.relay.Failed()
+	return r.over
 }
 
 // Close ends the relay, and then the volume.
 func (r *relayed) Close(ctx context.Context) error {
 	err := r.relay.Stop()
-	if r.told {
-		err = nil
+	if r.told || r.Volume.Stopped() != nil {
+		err = nil // it is known, or what closing the volume says
 	}
 	err = errors.Join(err, r.serving.close())
-	if r.showing != nil {
-		r.showing()
-		<-r.ended
+	if r.quit != nil {
+		r.quit()
+		r.work.Wait()
 	}
 	return errors.Join(err, r.Volume.Close(ctx))
 }
@@ -308,7 +327,6 @@ const showEvery = 100 * time.Millisecond
 
 // show tells the kernel of what the relay adds behind its back.
 func (r *relayed) show(ctx context.Context, fs shown) {
-	defer close(r.ended)
 	var last binlogfs.Position
 	for {
 		end, moved := r.log.End()

@@ -153,6 +153,13 @@ func startServing(listen string, o binlogfs.ServerOptions) (*serving, error) {
 	return v, nil
 }
 
+// end sends all replicas away, and does not wait. Nothing happens for nil.
+func (v *serving) end() {
+	if v != nil {
+		v.cancel()
+	}
+}
+
 // close sends all replicas away and waits. Nothing happens for nil.
 func (v *serving) close() error {
 	if v == nil {

@@ -109,9 +109,6 @@ func (o *mountOptions) tuneRuntime() {
 	if os.Getenv("GOGC") == "" && o.relay != nil {
 		debug.SetGCPercent(relayGCPercent)
 	}
-	if os.Getenv("GOGC") == "" && o.relay != nil {
-		debug.SetGCPercent(relayGCPercent)
-	}
 }
 
 // mountForeground serves the mount until it is unmounted.
