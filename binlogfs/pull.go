@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -45,7 +46,7 @@ type PullOptions struct {
 func (o *PullOptions) Validate() error {
 	switch {
 	case len(o.Sources) == 0:
-		return errors.New("no source to pull from")
+		return errors.New("no source to pull from: name one with --source host:port")
 	case o.User == "":
 		return errors.New("no user for the source")
 	case o.ServerID == 0:
@@ -54,6 +55,11 @@ func (o *PullOptions) Validate() error {
 		return fmt.Errorf("compression %q: it must be zlib or zstd", o.Compress)
 	case o.Heartbeat < 0 || o.Failover < 0 || o.RetryMin < 0 || o.RetryMax < 0:
 		return errors.New("times must not be negative")
+	}
+	for _, source := range o.Sources {
+		if err := checkSource(source); err != nil {
+			return err
+		}
 	}
 	for _, d := range []struct {
 		at    *time.Duration
@@ -70,6 +76,19 @@ func (o *PullOptions) Validate() error {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	return o.TLS.Validate()
+}
+
+// checkSource says what is wrong with a server's address: host:port, or the path
+// of a socket.
+func checkSource(source string) error {
+	if strings.HasPrefix(source, "/") {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(source)
+	if n, nerr := strconv.ParseUint(port, 10, 16); err != nil || nerr != nil || host == "" || n == 0 {
+		return fmt.Errorf("source %q is neither host:port nor a socket's path", source)
+	}
+	return nil
 }
 
 // PullStatus is how a Puller is.

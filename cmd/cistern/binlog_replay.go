@@ -100,7 +100,7 @@ func (b *binlogArchive) until(ctx context.Context, u replayUntil) (binlogfs.Posi
 	case u.time != "":
 		t, err := parseMoment(u.time, time.Now())
 		if err != nil {
-			return last, usage(fmt.Errorf("--until-time: %w", err))
+			return last, usage(fmt.Errorf("the time to go to: %w", err))
 		}
 		found, err := binlogfs.FindTime(ctx, b, t)
 		if errors.Is(err, binlogfs.ErrNotFound) {

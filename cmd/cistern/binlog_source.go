@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cisternfs/cistern/binlogfs"
 	"github.com/cisternfs/cistern/internal/control"
@@ -229,16 +230,21 @@ published.`,
 	f.StringVar(&cert, "source-cert", "", "file of the relay's own certificate")
 	f.StringVar(&key, "source-key", "", "file of its key")
 	return a.command(c, func(ctx context.Context, c *cobra.Command, args []string) error {
+		given := false
+		c.LocalNonPersistentFlags().VisitAll(func(f *pflag.Flag) { given = given || f.Changed })
+		if !given {
+			return usage(errors.New("nothing to change: say at least one of --source, --source-user, --source-password-file, --source-tls, --source-ca, --source-cert, --source-key"))
+		}
 		var change binlogfs.SourceChange
-		given := func(name string, from string, to **string) {
+		take := func(name string, from string, to **string) {
 			if c.Flags().Changed(name) {
 				*to = &from
 			}
 		}
-		given("source-user", user, &change.User)
-		given("source-ca", ca, &change.CA)
-		given("source-cert", cert, &change.Cert)
-		given("source-key", key, &change.Key)
+		take("source-user", user, &change.User)
+		take("source-ca", ca, &change.CA)
+		take("source-cert", cert, &change.Cert)
+		take("source-key", key, &change.Key)
 		if source != "" {
 			host, port, err := net.SplitHostPort(source)
 			n, nerr := strconv.Atoi(port)

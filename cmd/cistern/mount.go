@@ -394,6 +394,10 @@ func (a *app) refuseServed(ctx context.Context, o *mountOptions, s *store) error
 	if c == nil || err != nil || p.Volume != s.doc.ID {
 		return nil // who does not answer is judged by its lease
 	}
+	if p.MountPoint == "" {
+		return fmt.Errorf("%w: process %d of this machine relays a binary log into %s: use that, or end it with `cistern binlog stop %s`, or say --wait=<time>",
+			gateway.ErrOwned, p.PID, o.t.url, o.t.url)
+	}
 	return fmt.Errorf("%w: process %d of this machine has %s mounted on %s: use that, or `cistern umount` or `cistern handover` it, or say --wait=<time>",
 		gateway.ErrOwned, p.PID, o.t.url, p.MountPoint.shown())
 }
