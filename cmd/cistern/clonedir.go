@@ -14,6 +14,7 @@ import (
 
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
 )
 
 // cloneMark is the file that says, in a directory that is being filled, of what:
@@ -21,6 +22,9 @@ import (
 // change is whole, since the time is set last; after a crash of the machine, which
 // may have kept the one without the other, none is believed.
 const cloneMark = ".cistern-clone"
+
+// cloneMarkNew is the mark while it is written: it takes the mark's name whole.
+const cloneMarkNew = cloneMark + ".new"
 
 // cloneMarkDoc is what is in it.
 type cloneMarkDoc struct {
@@ -108,7 +112,8 @@ type filler struct {
 	parallel int
 	task     *cloneTask
 	mark     cloneMarkDoc
-	believe  bool // files that are there and look whole are
+	top      *os.File // the directory, open all the time, so that no error of its file system is missed
+	believe  bool     // files that are there and look whole are
 	resumed  bool
 
 	dirs  []fillNode // parents before what is in them
@@ -127,6 +132,11 @@ type fillNode struct {
 type fillLink struct{ path, of string }
 
 func (f *filler) run(ctx context.Context, replace bool) error {
+	defer func() {
+		if f.top != nil {
+			f.top.Close() // only read
+		}
+	}()
 	if err := f.begin(replace); err != nil {
 		return err
 	}
@@ -153,14 +163,31 @@ func (f *filler) begin(replace bool) error {
 	if _, ok, err := findMount(f.dir); err != nil || ok {
 		return errors.Join(err, usage(fmt.Errorf("%s is a volume's mount: name a plain directory", f.dir)))
 	}
-	err := os.Mkdir(f.dir, 0o700)
-	if err != nil && !errors.Is(err, os.ErrExist) {
+	if err := f.apart(); err != nil {
+		return err
+	}
+	below, err := mountBelow(f.dir)
+	if err != nil {
+		return err
+	}
+	if below != "" {
+		return usage(fmt.Errorf("something is mounted on %s, below %s: unmount it, or name another directory", text(below).shown(), f.dir))
+	}
+	if err := os.Mkdir(f.dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return usage(localError(f.dir, err))
 	}
-	list, err := os.ReadDir(f.dir)
+	if f.top, err = os.Open(f.dir); err != nil {
+		return usage(localError(f.dir, err))
+	}
+	list, err := f.top.ReadDir(-1)
 	if err != nil {
 		return usage(localError(f.dir, err))
 	}
+	if !replace {
+		// All that an attempt has left that ended while it wrote its mark.
+		list = slices.DeleteFunc(list, func(e os.DirEntry) bool { return e.Name() == cloneMarkNew })
+	}
+	slices.SortFunc(list, func(a, b os.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	old, found := f.earlier()
 	same := found && old.Volume == f.mark.Volume && old.Commit == f.mark.Commit
 	switch {
@@ -178,19 +205,68 @@ func (f *filler) begin(replace bool) error {
 	return f.writeMark()
 }
 
+// apart refuses a directory in which a volume of this clone lies, or which lies in one.
+func (f *filler) apart() error {
+	urls := []string{f.mark.Source}
+	for _, a := range f.v.Doc().Ancestors {
+		urls = append(urls, a.URL)
+	}
+	if o := f.v.Doc().Adopted; o != nil {
+		urls = append(urls, o.URL)
+	}
+	dir := realPath(f.dir)
+	for _, x := range urls {
+		u, err := objstore.ParseURL(x)
+		if err != nil || u.Scheme != objstore.SchemeFile {
+			continue
+		}
+		if bucket := realPath(u.Path); within(dir, bucket) || within(bucket, dir) {
+			return usage(fmt.Errorf("%s and the volume at %s lie in each other: name a directory elsewhere", f.dir, x))
+		}
+	}
+	return nil
+}
+
+// realPath is a path without symbolic links, as far as it exists.
+func realPath(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		return real
+	}
+	if parent := filepath.Dir(path); parent != path {
+		return filepath.Join(realPath(parent), filepath.Base(path))
+	}
+	return path
+}
+
 func (f *filler) earlier() (cloneMarkDoc, bool) {
 	var d cloneMarkDoc
 	body, err := os.ReadFile(filepath.Join(f.dir, cloneMark))
 	return d, err == nil && json.Unmarshal(body, &d) == nil
 }
 
+// writeMark writes the mark whole and makes it durable, before the first file: a
+// copy that a crash has cut short never looks complete.
 func (f *filler) writeMark() error {
 	body, err := json.Marshal(f.mark)
 	if err != nil {
 		return fmt.Errorf("mark of the clone: %w", err)
 	}
-	path := filepath.Join(f.dir, cloneMark)
-	if err := os.WriteFile(path, append(body, '\n'), 0o600); err != nil {
+	path := filepath.Join(f.dir, cloneMarkNew)
+	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return localError(path, err)
+	}
+	_, err = out.Write(append(body, '\n'))
+	if err == nil {
+		err = out.Sync()
+	}
+	if err = errors.Join(err, out.Close()); err == nil {
+		err = os.Rename(path, filepath.Join(f.dir, cloneMark))
+	}
+	if err == nil {
+		err = f.top.Sync()
+	}
+	if err != nil {
 		return localError(path, err)
 	}
 	return nil
@@ -236,8 +312,8 @@ func (f *filler) directory(d fillNode, first map[gateway.InodeID]string) error {
 	slices.SortFunc(names, func(a, b metadata.Dentry) int { return strings.Compare(a.Name, b.Name) })
 	for _, e := range names {
 		path := filepath.Join(d.path, e.Name)
-		if d.n.ID == metadata.RootInode && e.Name == cloneMark {
-			return fmt.Errorf("the volume has a file %s at its top, which would hide that the copy is not complete: rename it", cloneMark)
+		if d.n.ID == metadata.RootInode && (e.Name == cloneMark || e.Name == cloneMarkNew) {
+			return fmt.Errorf("the volume has a file %s at its top, which would hide that the copy is not complete: rename it", e.Name)
 		}
 		n, err := f.v.Inode(e.Inode)
 		if err != nil {
@@ -277,8 +353,9 @@ const fillPiece = 16 << 20
 // fillFile is a regular file under way.
 type fillFile struct {
 	fillNode
-	f    *os.File
-	left int // pieces, under filler.mu
+	f      *os.File
+	left   int  // pieces, under filler.mu
+	failed bool // one of them, so that it never looks whole; under filler.mu
 }
 
 // fillWork is one piece of a file, or another node whole.
@@ -353,9 +430,7 @@ func (f *filler) feed(ctx context.Context, work chan<- fillWork) error {
 
 // drained closes a file of which pieces are not handed out.
 func (f *filler) drained(file *fillFile, pieces int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if file.left -= pieces; file.left == 0 {
+	if last, _ := f.handedIn(file, pieces, false); last {
 		_ = file.f.Close() // the copy has failed already
 	}
 }
@@ -425,23 +500,31 @@ func (f *filler) one(ctx context.Context, w fillWork, buf []byte) error {
 		return f.special(w.node)
 	}
 	err := f.copyPiece(ctx, w, buf)
-	f.mu.Lock()
-	w.file.left--
-	last := w.file.left == 0
-	f.mu.Unlock()
+	last, whole := f.handedIn(w.file, 1, err == nil)
 	if !last {
 		return err
 	}
-	if err == nil && ctx.Err() == nil {
-		err = f.attributes(w.file.fillNode)
-	}
 	if cerr := w.file.f.Close(); cerr != nil {
-		err = errors.Join(err, localError(w.file.path, cerr))
+		return errors.Join(err, localError(w.file.path, cerr))
 	}
-	if err == nil && ctx.Err() == nil {
-		f.finished(w.file.fillNode, false)
+	if !whole {
+		return err // of this piece; who has met another one's has told of it
 	}
-	return err
+	if err := f.attributes(w.file.fillNode); err != nil {
+		return err
+	}
+	f.finished(w.file.fillNode, false)
+	return nil
+}
+
+// handedIn counts pieces that are done with. last: there are no more of the file,
+// and the caller closes it; whole: all of them were copied.
+func (f *filler) handedIn(file *fillFile, pieces int, copied bool) (last, whole bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	file.left -= pieces
+	file.failed = file.failed || !copied
+	return file.left == 0, !file.failed
 }
 
 func (f *filler) copyPiece(ctx context.Context, w fillWork, buf []byte) error {

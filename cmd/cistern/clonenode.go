@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -82,13 +83,10 @@ func (f *filler) rest(ctx context.Context) error {
 
 // sync makes everything durable, and then says that it is complete.
 func (f *filler) sync() error {
-	d, err := os.Open(f.dir)
-	if err != nil {
-		return localError(f.dir, err)
-	}
-	defer d.Close() // only read
-	if err := unix.Syncfs(int(d.Fd())); err != nil {
-		return fmt.Errorf("sync the file system of %s: %w", f.dir, err)
+	if err := unix.Syncfs(int(f.top.Fd())); err != nil {
+		// What was lost is not known, and the next sync would not tell of it again.
+		f.mark.Boot = ""
+		return errors.Join(fmt.Errorf("sync the file system of %s: %w; the same command copies everything again", f.dir, err), f.writeMark())
 	}
 	if err := os.Remove(filepath.Join(f.dir, cloneMark)); err != nil {
 		return localError(f.dir, err)
@@ -97,7 +95,7 @@ func (f *filler) sync() error {
 	if err := f.attributes(f.dirs[0]); err != nil {
 		return err
 	}
-	if err := d.Sync(); err != nil {
+	if err := f.top.Sync(); err != nil {
 		return localError(f.dir, err)
 	}
 	return nil

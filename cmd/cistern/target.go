@@ -89,6 +89,30 @@ func lookUpMount(table, dir string) (mounted, bool) {
 	return found, ok
 }
 
+// mountBelow returns a mount point, of whatever kind, somewhere below dir; empty
+// when there is none. Who deletes all that is in dir would delete what is mounted.
+func mountBelow(dir string) (string, error) {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", fmt.Errorf("read the mount table: %w", err)
+	}
+	real, err := filepath.EvalSymlinks(dir)
+	if os.IsNotExist(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", localError(dir, err)
+	}
+	for line := range strings.Lines(string(table)) {
+		if f := strings.Fields(line); len(f) > 4 {
+			if point := unescapeMount(f[4]); point != real && within(point, real) {
+				return point, nil
+			}
+		}
+	}
+	return "", nil
+}
+
 // unescapeMount undoes the mount table's octal escapes.
 func unescapeMount(s string) string {
 	var b strings.Builder
