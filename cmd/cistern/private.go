@@ -33,20 +33,22 @@ type privateOptions struct {
 }
 
 // private is a MariaDB server that nobody else reaches: no network, a socket in a
-// directory of its own, and an account that only this process knows and that is
-// gone at the end.
+// directory of its own, and an account that only this process knows. stop takes the
+// account and the replication out of the database again, or says that they stayed.
 type private struct {
-	o     privateOptions
-	cmd   *exec.Cmd
-	ended chan struct{} // closed when the process has
-	db    *sql.DB
-	user  string
+	o          privateOptions
+	cmd        *exec.Cmd
+	ended      chan struct{} // closed when the process has
+	db         *sql.DB
+	user       string
+	replicates bool // the channel may be there
 }
 
 const (
 	privateServerID = 4294967294
 	privateChannel  = "cistern-restore" // the replication's name: others in the directory stay
 	privateStart    = 30 * time.Minute  // for its crash recovery
+	privateForget   = 2 * time.Minute   // for taking back what it was told
 	privateStop     = 10 * time.Minute  // for its clean end
 )
 
@@ -57,6 +59,11 @@ func startPrivate(ctx context.Context, o privateOptions) (_ *private, err error)
 	if err := os.Mkdir(o.dir, 0o700); err != nil {
 		return nil, localError(o.dir, err)
 	}
+	defer func() {
+		if m.cmd == nil || m.cmd.Process == nil { // it was never started
+			err = errors.Join(err, os.RemoveAll(o.dir))
+		}
+	}()
 	init := filepath.Join(o.dir, "init.sql")
 	text := fmt.Sprintf("SET SESSION sql_log_bin=0;\nCREATE USER '%[1]s'@'localhost' IDENTIFIED BY '%[2]s';\nGRANT ALL ON *.* TO '%[1]s'@'localhost' WITH GRANT OPTION;\n", m.user, password)
 	if err := os.WriteFile(init, []byte(text), 0o600); err != nil {
@@ -158,13 +165,53 @@ func lastLine(out []byte) string {
 	return lines[len(lines)-1]
 }
 
-// stop ends the server in order; with clean it is an error when it ends otherwise.
+// forget takes the replication and the account out of the database, however far the
+// server got: a normal start would resume the one, and the other may do everything.
+func (m *private) forget(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), privateForget)
+	defer cancel()
+	list := []string{"SET SESSION sql_log_bin=0", "DROP USER IF EXISTS '" + m.user + "'@'localhost'"}
+	stays := fmt.Sprintf("the account '%s'@'localhost', which may do everything, may be left in the database: DROP USER it", m.user)
+	if m.replicates {
+		list = append([]string{"STOP SLAVE '" + privateChannel + "'", "RESET SLAVE '" + privateChannel + "' ALL"}, list...)
+		stays += fmt.Sprintf("; so may the replication '%[1]s': RESET SLAVE '%[1]s' ALL", privateChannel)
+	}
+	select {
+	case <-m.ended:
+		return fmt.Errorf("%s, since %s ended before it could be told", stays, m.o.program)
+	default:
+	}
+	err := m.wait(ctx) // it may be about to make the account
+	var c *sql.Conn    // one for all: the switch is the session's
+	if err == nil {
+		c, err = m.db.Conn(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", stays, err)
+	}
+	for _, q := range list {
+		var none *mysql.MySQLError
+		if _, qerr := c.ExecContext(ctx, q); qerr != nil && (!errors.As(qerr, &none) || none.Number != noChannel) {
+			err = errors.Join(err, qerr)
+		}
+	}
+	if err = errors.Join(err, c.Close()); err != nil {
+		return fmt.Errorf("%s: %w", stays, err)
+	}
+	return nil
+}
+
+// noChannel is MariaDB's error for a replication that is not there, WARN_NO_MASTER_INFO.
+const noChannel = 1617
+
+// stop takes back what the server was told and ends it in order; with clean it is an
+// error when it ends otherwise.
 func (m *private) stop(ctx context.Context, clean bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), privateStop)
 	defer cancel()
 	var err error
 	if m.db != nil {
-		err = m.db.Close()
+		err = errors.Join(m.forget(ctx), m.db.Close())
 	}
 	_ = m.cmd.Process.Signal(syscall.SIGTERM) // a shutdown in order, if it has not ended
 	select {
@@ -194,6 +241,7 @@ func (m *private) recover(ctx context.Context, addr string, user binlogfs.User, 
 	if err != nil {
 		return from, "", err
 	}
+	m.replicates = true
 	for _, q := range []string{
 		"SET GLOBAL gtid_slave_pos='" + from + "'",
 		fmt.Sprintf("CHANGE MASTER '%s' TO MASTER_HOST='%s', MASTER_PORT=%s, MASTER_USER='%s', MASTER_PASSWORD='%s', MASTER_USE_GTID=slave_pos, MASTER_CONNECT_RETRY=1",
@@ -204,17 +252,8 @@ func (m *private) recover(ctx context.Context, addr string, user binlogfs.User, 
 			return from, "", fmt.Errorf("let the server replicate: %w", err)
 		}
 	}
-	if at, err = m.follow(ctx, p, a); err != nil {
-		return from, at, err
-	}
-	for _, q := range []string{
-		"STOP SLAVE '" + privateChannel + "'", "RESET SLAVE '" + privateChannel + "' ALL", "SET SESSION sql_log_bin=0", "DROP USER '" + m.user + "'@'localhost'",
-	} {
-		if _, err := m.db.ExecContext(ctx, q); err != nil {
-			return from, at, fmt.Errorf("end the replication: %w", err)
-		}
-	}
-	return from, at, nil
+	at, err = m.follow(ctx, p, a)
+	return from, at, err
 }
 
 // position is where the server is: of its own binary log and of what it had

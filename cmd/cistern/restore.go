@@ -151,8 +151,9 @@ func restoreHolder(what string) string {
 	return fmt.Sprintf("%s, process %d: %s", gateway.HostOwner("").Host, os.Getpid(), what)
 }
 
-// pinned keeps a commit alive while f runs.
-func pinned(ctx context.Context, s *store, url string, n uint64, f func(ctx context.Context) error) error {
+// pinned keeps a commit alive while f runs. A pin that can't be deleted afterwards is
+// no failure of f and ends by itself: stays is told of it.
+func pinned(ctx context.Context, s *store, url string, n uint64, stays func(error), f func(ctx context.Context) error) error {
 	p, err := gateway.PinCommit(ctx, gateway.PinOptions{
 		Store: s, URL: url, Kind: gateway.PinMount, Name: "restore", Commit: n, Lifetime: pinLifetime, Holder: restoreHolder("restore"),
 	})
@@ -170,10 +171,15 @@ func pinned(ctx context.Context, s *store, url string, n uint64, f func(ctx cont
 	<-kept
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), unpinWait)
 	defer cancel()
-	if rerr := p.Release(rctx); err == nil && rerr != nil {
-		err = fmt.Errorf("it is done, and a pin that ends by itself in %v stays: %w", pinLifetime, rerr)
+	if rerr := p.Release(rctx); rerr != nil {
+		stays(rerr)
 	}
 	return err
+}
+
+// pinStays tells of a pin that could not be deleted.
+func (a *app) pinStays(err error) {
+	a.note("the pin that the restore had stays and ends by itself within %v: %v", pinLifetime, err)
 }
 
 // restoreWhole rolls the volume back as its owner for the moment.
@@ -193,7 +199,7 @@ func (a *app) restoreWhole(ctx context.Context, s *store, t target, n uint64, f 
 		}
 		defer func() { err = errors.Join(err, plan.close()) }()
 	}
-	err = pinned(ctx, s, t.url.String(), n, func(ctx context.Context) error {
+	err = pinned(ctx, s, t.url.String(), n, a.pinStays, func(ctx context.Context) error {
 		o, err := a.openOwn(ctx, t, f.takeover)
 		if err != nil {
 			return err
@@ -201,6 +207,9 @@ func (a *app) restoreWhole(ctx context.Context, s *store, t target, n uint64, f 
 		l, err = a.rollBack(ctx, s, o.(*ownService), n, f)
 		return finish(ctx, o, err)
 	})
+	if err != nil && l.Commit != 0 {
+		err = fmt.Errorf("commit %d is as commit %d was, and what was there before is snapshot %s: %w", l.Commit, l.Restored, l.Snapshot.Name, err)
+	}
 	if err != nil || plan == nil {
 		return l, err
 	}
@@ -224,7 +233,9 @@ func (a *app) rollBack(ctx context.Context, s *store, o *ownService, n uint64, f
 		Commit: n, KV: kv, Keep: gateway.SnapshotOptions{Name: f.keep, Holder: restoreHolder("before a restore")},
 	})
 	if dir != "" {
-		err = errors.Join(err, os.RemoveAll(dir))
+		if derr := os.RemoveAll(dir); derr != nil { // what was restored is restored
+			a.note("a temporary index stays: %v", localError(dir, derr))
+		}
 	}
 	if err != nil {
 		return l, err
@@ -272,7 +283,7 @@ func (a *app) restorePaths(ctx context.Context, t target, n uint64, names []stri
 	if o, ok := s.(*ownService); ok {
 		var st *store
 		if st, err = a.openVolume(ctx, t.url); err == nil {
-			err = o.live.restorePaths(ctx, st, o.url, n, names, emit)
+			err = o.live.restorePaths(ctx, st, o.url, n, names, a.pinStays, emit)
 		}
 	} else {
 		err = s.(*remote).restorePaths(ctx, n, names, emit)
@@ -302,8 +313,8 @@ func (a *app) wereThere(ctx context.Context, t target, n uint64, names []string)
 }
 
 // restorePaths brings paths of the volume in this process back.
-func (l *live) restorePaths(ctx context.Context, s *store, url string, n uint64, names []string, emit func(restoreEvent) error) error {
-	return pinned(ctx, s, url, n, func(ctx context.Context) (err error) {
+func (l *live) restorePaths(ctx context.Context, s *store, url string, n uint64, names []string, stays func(error), emit func(restoreEvent) error) error {
+	return pinned(ctx, s, url, n, stays, func(ctx context.Context) (err error) {
 		info, err := gateway.FindCommit(ctx, s, n, url)
 		if err != nil {
 			return err
@@ -365,5 +376,8 @@ func (m *mountProcess) restorePaths(ctx context.Context, s calls, n uint64, name
 			return err
 		}
 	}
-	return l.restorePaths(ctx, m.store, m.o.t.url.String(), n, names, emit)
+	stays := func(err error) {
+		m.log.Warn("a restore's pin stays and counts until it ends by itself", "within", pinLifetime, "error", err)
+	}
+	return l.restorePaths(ctx, m.store, m.o.t.url.String(), n, names, stays, emit)
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -145,7 +146,7 @@ func (l *untilLine) say(a *app) error {
 
 // recoverUntil starts a private server on the restored directory and lets it
 // replicate up to the point.
-func (a *app) recoverUntil(ctx context.Context, t target, u *untilFlags, p *untilPlan) (_ *untilLine, err error) {
+func (a *app) recoverUntil(ctx context.Context, t target, u *untilFlags, p *untilPlan) (l *untilLine, err error) {
 	base, err := a.stateBase()
 	if err != nil {
 		return nil, err
@@ -163,19 +164,50 @@ func (a *app) recoverUntil(ctx context.Context, t target, u *untilFlags, p *unti
 	}
 	mnt := filepath.Join(dir, "mnt")
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(mnt, 0o700)); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	if err := a.self(ctx, "mount", t.url.String(), mnt, "--state", state); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir), os.RemoveAll(state))
 	}
-	l, err := a.replicate(ctx, dir, filepath.Join(mnt, filepath.FromSlash(string(p.db.Dir))), u, p)
-	if uerr := a.self(context.WithoutCancel(ctx), "umount", mnt); uerr != nil {
-		return l, errors.Join(err, fmt.Errorf("%w; its state is kept in %s", uerr, state))
+	if err = a.self(ctx, "mount", t.url.String(), mnt, "--state", state); err == nil {
+		l, err = a.replicate(ctx, dir, filepath.Join(mnt, filepath.FromSlash(string(p.db.Dir))), u, p)
 	}
-	return l, errors.Join(err, os.RemoveAll(dir), os.RemoveAll(state))
+	return l, errors.Join(err, a.endMount(ctx, mnt, state))
 }
 
-// self runs a command of this program in another process.
+// endMount takes a private mount away, if there is one, and what it used: a mount
+// that failed may be there all the same.
+func (a *app) endMount(ctx context.Context, mnt, state string) error {
+	_, there, err := findMount(mnt)
+	if err == nil && there {
+		err = a.self(context.WithoutCancel(ctx), "umount", mnt)
+	}
+	if err == nil {
+		err = dropMountPoint(mnt, state)
+	}
+	if err != nil {
+		return fmt.Errorf("the private mount on %s did not end in order, and what is left of its state is in %s: %w", mnt, state, err)
+	}
+	return nil
+}
+
+// dropMountPoint removes a mount point that is free, the directory that was made for
+// it, and the state of the mount that was there. Nothing is deleted through the mount
+// point, below which the volume may lie, and no journal that is in use.
+func dropMountPoint(mnt, state string) error {
+	if err := probeLock(state); err != nil {
+		return err
+	}
+	for _, path := range []string{mnt, filepath.Dir(mnt)} {
+		if err := os.Remove(path); err != nil {
+			return localError(path, err)
+		}
+	}
+	return os.RemoveAll(state)
+}
+
+// selfEnd is how long a command of this program may take to end in order.
+const selfEnd = time.Minute
+
+// self runs a command of this program in another process. When ctx ends it is told
+// to end in order; a signal from the terminal comes to this process alone.
 func (a *app) self(ctx context.Context, args ...string) error {
 	exe, err := os.Executable()
 	if err != nil {
@@ -187,7 +219,11 @@ func (a *app) self(ctx context.Context, args ...string) error {
 	for _, k := range a.keyFiles {
 		args = append(args, "--encrypt-key-file", k)
 	}
-	out, err := exec.CommandContext(ctx, exe, args...).CombinedOutput()
+	c := exec.CommandContext(ctx, exe, args...)
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
+	c.WaitDelay = selfEnd
+	out, err := c.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("cistern %s: %w: %s", args[0], err, lastLine(out))
 	}
