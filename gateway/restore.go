@@ -140,12 +140,17 @@ func (v *Volume) alone(ctx context.Context) (end func(), err error) {
 func (v *Volume) keepPresent(ctx context.Context, o RestoreOptions) (SnapshotInfo, error) {
 	k := o.Keep
 	k.Store, k.URL, k.Commit, k.Rand, k.Now = v.store, v.opt.URL, v.Head().N, v.opt.Rand, v.opt.Now
+	for key, v := range k.Tags {
+		if err := CheckTag(key, v); err != nil {
+			return SnapshotInfo{}, err
+		}
+	}
 	k.Tags = maps.Clone(k.Tags)
 	if k.Tags == nil {
 		k.Tags = map[string]string{}
 	}
 	k.Tags[restoreTag] = strconv.FormatUint(o.Commit, 10)
-	return CreateSnapshot(ctx, k)
+	return createSnapshot(ctx, k)
 }
 
 // forgetPresent takes the snapshot of a restore back that did not come about.

@@ -23,7 +23,7 @@ type Schedule = metadata.Schedule
 
 const (
 	// ScheduleTag is the tag of a snapshot that a schedule made, with its name: no
-	// other one is ever deleted by a schedule.
+	// other one is ever deleted by a schedule, and nobody else can set it (CheckTag).
 	ScheduleTag = "schedule"
 
 	// LeastEvery is the least time between two snapshots of a schedule.
@@ -123,8 +123,8 @@ func checkSchedule(s *Schedule) error {
 		return fmt.Errorf("%w: %d tags, %d are possible", ErrInvalid, len(s.Tags), maxTags-1)
 	}
 	for k, v := range s.Tags {
-		if err := CheckTag(k, v); err != nil || k == ScheduleTag {
-			return cmp.Or(err, fmt.Errorf("%w: the tag %s is for the schedule's name", ErrInvalid, k))
+		if err := CheckTag(k, v); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -138,7 +138,7 @@ func SetSchedule(ctx context.Context, s objstore.Store, x Schedule, random io.Re
 		return err
 	}
 	old, err := schedules(ctx, s)
-	if err != nil {
+	if err != nil && !unreadable(err) {
 		return err
 	}
 	others := 0
@@ -172,7 +172,7 @@ func SetSchedule(ctx context.Context, s objstore.Store, x Schedule, random io.Re
 // is none of that name.
 func ClearSchedule(ctx context.Context, s objstore.Store, name string) error {
 	list, err := schedules(ctx, s)
-	if err != nil {
+	if err != nil && !unreadable(err) {
 		return err
 	}
 	found := false
@@ -211,7 +211,9 @@ type storedSchedule struct {
 }
 
 // schedules are sorted by name, and those of one name by age.
+// With ErrDamaged or ErrNewerFormat they are those that can be read.
 func schedules(ctx context.Context, s objstore.Store) (list []storedSchedule, err error) {
+	var bad error // the first that can't be read
 	err = objstore.ListAll(ctx, s, metadata.SchedulePrefix, "", func(i objstore.Info) error {
 		err := readDocument(ctx, s, i.Key, maxPinBytes, func(body []byte, _ objstore.Info) error {
 			x, err := metadata.DecodeSchedule(body)
@@ -223,6 +225,10 @@ func schedules(ctx context.Context, s objstore.Store) (list []storedSchedule, er
 		if errors.Is(err, objstore.ErrNotExist) {
 			return nil // taken away meanwhile
 		}
+		if unreadable(err) {
+			bad = cmp.Or(bad, err)
+			return nil
+		}
 		return err
 	})
 	if err != nil && !isDamage(err) && !errors.Is(err, ErrNewerFormat) && !errors.Is(err, ErrStore) {
@@ -231,13 +237,19 @@ func schedules(ctx context.Context, s objstore.Store) (list []storedSchedule, er
 	slices.SortFunc(list, func(a, b storedSchedule) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Created, b.Created), cmp.Compare(a.key, b.key))
 	})
-	return list, err
+	return list, cmp.Or(err, bad)
 }
 
-// ofSchedule returns a schedule's snapshots that count, newest first.
-func ofSchedule(all []SnapshotInfo, name string) (list []SnapshotInfo) {
+// unreadable says whether an error is one document's, and not the store's: others can
+// be read.
+func unreadable(err error) bool { return isDamage(err) || errors.Is(err, ErrNewerFormat) }
+
+// ofSchedule returns a schedule's snapshots that count, newest first. One that lies
+// more than a period in the future, of a clock that was wrong, neither holds up the next
+// one nor takes its place, and is not deleted until then; less is how clocks differ.
+func ofSchedule(all []SnapshotInfo, x *Schedule, now time.Time) (list []SnapshotInfo) {
 	for _, s := range all {
-		if s.Tags[ScheduleTag] == name && !s.Expired {
+		if s.Tags[ScheduleTag] == x.Name && !s.Expired && s.Created.Sub(now) <= time.Duration(x.Every) {
 			list = append(list, s)
 		}
 	}
@@ -248,7 +260,7 @@ func ofSchedule(all []SnapshotInfo, name string) (list []SnapshotInfo) {
 // NextSnapshot is when a schedule's next snapshot is due, given the volume's
 // snapshots: at once when one was missed.
 func NextSnapshot(s *Schedule, all []SnapshotInfo, now time.Time) time.Time {
-	list := ofSchedule(all, s.Name)
+	list := ofSchedule(all, s, now)
 	if len(list) == 0 {
 		return now
 	}
@@ -270,8 +282,9 @@ func (v *Volume) ReloadSchedules() {
 // runSchedules keeps the volume's schedules while this process owns it.
 func (v *Volume) runSchedules() {
 	defer v.group.Done()
+	m := &scheduleMemory{told: map[string]bool{}}
 	for {
-		wait, err := v.scheduleRound(v.ctx)
+		wait, err := v.scheduleRound(v.ctx, m)
 		if v.ctx.Err() == nil {
 			v.outages.schedule.note(v.log, workSchedule, err)
 		}
@@ -290,23 +303,32 @@ func (v *Volume) runSchedules() {
 	}
 }
 
+// scheduleMemory is what a round of the schedules leaves to the next.
+type scheduleMemory struct {
+	pins pinMemory
+	told map[string]bool // keys of snapshots of the future of which the log tells
+}
+
 // scheduleRound makes the snapshots that are due, deletes those that no rule keeps,
-// and says when to come again. What was missed is made up by one snapshot.
-func (v *Volume) scheduleRound(ctx context.Context) (wait time.Duration, err error) {
+// and says when to come again. What was missed is made up by one snapshot. A document
+// that can't be read is told and holds up only the deleting.
+func (v *Volume) scheduleRound(ctx context.Context, m *scheduleMemory) (wait time.Duration, err error) {
 	list, err := Schedules(ctx, v.store)
-	if err != nil {
+	if err != nil && !unreadable(err) {
 		return scheduleRetry, err
 	}
+	errs := []error{err}
 	if len(list) == 0 {
-		return scheduleReload, nil
+		return scheduleReload, err
 	}
-	all, err := Snapshots(ctx, v.store)
-	if err != nil {
-		return scheduleRetry, err
+	all, bad := listSnapshots(ctx, v.store, metadata.PinPrefix, v.opt.Now(), &m.pins)
+	if bad != nil && !unreadable(bad) {
+		return scheduleRetry, bad
 	}
+	errs = append(errs, bad)
 	wait = scheduleReload
-	var errs []error
 	for i := range list {
+		v.tellFuture(&list[i], all, m)
 		s := &list[i]
 		now := v.opt.Now()
 		at := NextSnapshot(s, all, now)
@@ -320,13 +342,25 @@ func (v *Volume) scheduleRound(ctx context.Context) (wait time.Duration, err err
 			all = append(all, made)
 			at = NextSnapshot(s, all, now)
 		}
-		if err := v.pruneScheduled(ctx, s, all); err != nil {
+		if bad != nil {
+			// What a pin that can't be read keeps is not known: nothing is deleted.
+		} else if err := v.pruneScheduled(ctx, s, all, now); err != nil {
 			errs = append(errs, err)
 			wait = min(wait, scheduleRetry)
 		}
 		wait = min(wait, max(at.Sub(now), time.Second))
 	}
 	return wait, errors.Join(errs...)
+}
+
+// tellFuture logs, once each, the snapshots of a schedule that don't count yet.
+func (v *Volume) tellFuture(x *Schedule, all []SnapshotInfo, m *scheduleMemory) {
+	for _, s := range all {
+		if s.Tags[ScheduleTag] == x.Name && s.Created.Sub(v.opt.Now()) > time.Duration(x.Every) && !m.told[s.Key] {
+			m.told[s.Key] = true
+			v.log.Warn("a scheduled snapshot lies in the future: a clock was wrong, and its schedule goes on without it", "volume", v.opt.URL, "snapshot", s.Name, "created", s.Created)
+		}
+	}
 }
 
 // scheduled commits, and keeps the commit for a schedule.
@@ -340,7 +374,7 @@ func (v *Volume) scheduled(ctx context.Context, s *Schedule, now time.Time) (Sna
 		tags = map[string]string{}
 	}
 	tags[ScheduleTag] = s.Name
-	info, err := CreateSnapshot(ctx, SnapshotOptions{
+	info, err := createSnapshot(ctx, SnapshotOptions{
 		Store: v.store, URL: v.opt.URL, Name: s.Name + "-" + now.UTC().Format("20060102-150405"), Commit: id.N, Tags: tags,
 		Holder: fmt.Sprintf("%s, process %d: schedule %s", v.opt.Owner.Host, v.opt.Owner.PID, s.Name), Rand: v.opt.Rand, Now: v.opt.Now,
 	})
@@ -351,8 +385,8 @@ func (v *Volume) scheduled(ctx context.Context, s *Schedule, now time.Time) (Sna
 }
 
 // pruneScheduled deletes a schedule's snapshots that none of its rules keeps.
-func (v *Volume) pruneScheduled(ctx context.Context, s *Schedule, all []SnapshotInfo) error {
-	mine := ofSchedule(all, s.Name)
+func (v *Volume) pruneScheduled(ctx context.Context, s *Schedule, all []SnapshotInfo, now time.Time) error {
+	mine := ofSchedule(all, s, now)
 	when := make([]time.Time, len(mine))
 	for i := range mine {
 		when[i] = mine[i].Created

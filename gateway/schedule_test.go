@@ -3,11 +3,13 @@ package gateway
 import (
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
 	"github.com/cisternfs/cistern/objstore/faultstore"
 )
 
@@ -32,7 +34,7 @@ func (l *lab) scheduledAt(t *testing.T, name string) (when []time.Time) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range ofSchedule(all, name) {
+	for _, s := range ofSchedule(all, &Schedule{Name: name, Every: int64(time.Hour)}, time.Now()) {
 		when = append(when, s.Created)
 	}
 	return when
@@ -245,5 +247,75 @@ func TestSetSchedule_BadOnes(t *testing.T) {
 		}
 		wantErr(t, SetSchedule(bg, l.bucket, Schedule{Name: "more", Every: int64(time.Hour)}, l), ErrInvalid)
 		l.setSchedule(t, "s0", 2*time.Hour, "1 daily")
+	})
+}
+
+// A pin and a schedule that can't be read, and a snapshot of a clock that was wrong,
+// hold no snapshot up; while there are the first two nothing is deleted.
+func TestVolume_Schedule_OthersAreDamaged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 5, 8192)
+		l.setSchedule(t, "auto", time.Hour, "2 last")
+		bad := Schedule{Name: "bad", Every: int64(time.Hour)}
+		key := metadata.ScheduleKey(bad.Name, "00")
+		if err := objstore.Create(bg, l.bucket, key, metadata.EncodeSchedule(&bad)); err != nil {
+			t.Fatal(err)
+		}
+		harm(t, l.bucket, key, "flipped")
+		pin := l.mustSnapshot(t, "mine", 0)
+		harm(t, l.bucket, pin.Key, "flipped")
+		v := l.mustMount(keeping)
+		time.Sleep(5 * time.Hour)
+		got, err := Snapshots(bg, l.bucket)
+		wantErr(t, err, ErrDamaged)
+		if len(got) < 5 || len(v.Status().Failing) == 0 {
+			t.Errorf("%d snapshots, failing %+v", len(got), v.Status().Failing)
+		}
+		for _, k := range []string{key, pin.Key} {
+			if err := l.bucket.Delete(bg, k); err != nil {
+				t.Fatal(err)
+			}
+		}
+		o := l.snapshot(l.bucket, "auto-future", 0)
+		o.Tags = map[string]string{ScheduleTag: "auto"}
+		o.Now = func() time.Time { return time.Now().Add(1000 * time.Hour) }
+		if _, err := createSnapshot(bg, o); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Hour)
+		if when := l.scheduledAt(t, "auto"); len(when) != 2 || time.Since(when[0]) > 61*time.Minute {
+			t.Errorf("after a snapshot of the future: %v", when)
+		}
+		if len(l.named(t, "auto-future")) != 1 {
+			t.Error("the snapshot of the future is deleted")
+		}
+		mustClose(t, v)
+	})
+}
+
+// A schedule reads each pin once.
+func TestVolume_Schedule_ReadsAPinOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 6, 8192)
+		l.setSchedule(t, "auto", time.Hour, "")
+		pin := l.mustSnapshot(t, "mine", 0)
+		s := faultstore.New(l.bucket, nil)
+		var reads atomic.Int64
+		s.SetHook(func(op faultstore.Op, key string, _ int) faultstore.Fault {
+			if op == faultstore.Get && key == pin.Key {
+				reads.Add(1)
+			}
+			return faultstore.Fault{}
+		})
+		v, err := l.mount(s, keeping)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Hour)
+		if n := reads.Load(); n != 1 {
+			t.Errorf("%d reads in ten rounds", n)
+		}
+		mustClose(t, v)
+		s.Close()
 	})
 }

@@ -92,8 +92,16 @@ func CheckSnapshotName(name string) error {
 	return fmt.Errorf("%w: %q is no name for a snapshot: %s", ErrInvalid, name, why)
 }
 
-// CheckTag returns ErrInvalid with the reason when a tag is not possible.
+// CheckTag returns ErrInvalid with the reason when somebody can't give a tag: also
+// when it is one by which schedules and restores know their own.
 func CheckTag(key, value string) error {
+	if key == ScheduleTag || key == restoreTag {
+		return fmt.Errorf("%w: the tag %s is set by schedules and restores alone", ErrInvalid, key)
+	}
+	return checkTag(key, value)
+}
+
+func checkTag(key, value string) error {
 	switch {
 	case len(key) > maxTagKey || !regexp.MustCompile(`^[A-Za-z0-9._-]+$`).MatchString(key):
 		return fmt.Errorf("%w: tag %q: a key is 1 to %d letters, digits, dots, dashes and underscores", ErrInvalid, key, maxTagKey)
@@ -111,7 +119,7 @@ func (o *SnapshotOptions) check() error {
 		return fmt.Errorf("%w: %d tags, %d are possible", ErrInvalid, len(o.Tags), maxTags)
 	}
 	for k, v := range o.Tags {
-		if err := CheckTag(k, v); err != nil {
+		if err := checkTag(k, v); err != nil {
 			return err
 		}
 	}
@@ -124,6 +132,16 @@ func (o *SnapshotOptions) check() error {
 // by itself, or, when the store failed, the snapshot. Errors: ErrNameTaken when the
 // name is taken, and PinCommit's.
 func CreateSnapshot(ctx context.Context, o SnapshotOptions) (SnapshotInfo, error) {
+	for k, v := range o.Tags {
+		if err := CheckTag(k, v); err != nil {
+			return SnapshotInfo{}, err
+		}
+	}
+	return createSnapshot(ctx, o)
+}
+
+// createSnapshot takes the tags of schedules and restores, too.
+func createSnapshot(ctx context.Context, o SnapshotOptions) (SnapshotInfo, error) {
 	if err := o.check(); err != nil {
 		return SnapshotInfo{}, err
 	}
@@ -210,23 +228,36 @@ func SnapshotNameFree(ctx context.Context, s objstore.Store, url, name string) e
 // Snapshots returns a volume's snapshots, expired ones too, by the time that they
 // were made. With an error it returns those that can be read.
 func Snapshots(ctx context.Context, s objstore.Store) ([]SnapshotInfo, error) {
-	return listSnapshots(ctx, s, metadata.PinPrefix, time.Now())
+	return listSnapshots(ctx, s, metadata.PinPrefix, time.Now(), &pinMemory{})
 }
 
 func snapshotsNamed(ctx context.Context, s objstore.Store, name string, now time.Time) ([]SnapshotInfo, error) {
-	return listSnapshots(ctx, s, metadata.PinPrefix+name+"~", now)
+	return listSnapshots(ctx, s, metadata.PinPrefix+name+"~", now, &pinMemory{})
 }
 
-func listSnapshots(ctx context.Context, s objstore.Store, prefix string, now time.Time) (list []SnapshotInfo, err error) {
+// pinMemory remembers the documents of a listing for the next: a key is never used
+// twice. It is bounded by what the last listing had. The zero value is ready.
+type pinMemory struct {
+	pins map[string]*metadata.Pin
+}
+
+func listSnapshots(ctx context.Context, s objstore.Store, prefix string, now time.Time, m *pinMemory) (list []SnapshotInfo, err error) {
 	var bad error // the first that can't be read
+	seen := map[string]*metadata.Pin{}
 	err = objstore.ListAll(ctx, s, prefix, "", func(i objstore.Info) error {
-		err := readDocument(ctx, s, i.Key, maxPinBytes, func(body []byte, _ objstore.Info) error {
-			p, err := metadata.DecodePin(body)
-			if err == nil && p.Kind == PinSnapshot {
+		p, err := m.pins[i.Key], error(nil)
+		if p == nil {
+			err = readDocument(ctx, s, i.Key, maxPinBytes, func(body []byte, _ objstore.Info) (err error) {
+				p, err = metadata.DecodePin(body)
+				return err
+			})
+		}
+		if err == nil {
+			seen[i.Key] = p
+			if p.Kind == PinSnapshot {
 				list = append(list, snapshotInfo(p, i.Key, now))
 			}
-			return err
-		})
+		}
 		switch {
 		case errors.Is(err, objstore.ErrNotExist):
 			return nil // taken away meanwhile
@@ -239,6 +270,7 @@ func listSnapshots(ctx context.Context, s objstore.Store, prefix string, now tim
 	if err != nil && !errors.Is(err, ErrStore) && !errors.Is(err, ErrInterrupted) {
 		err = storeError("list pins", err)
 	}
+	m.pins = seen
 	slices.SortFunc(list, func(a, b SnapshotInfo) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Key, b.Key))
 	})

@@ -111,10 +111,12 @@ func TestCreateSnapshot_BadOptions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 1, 8192)
 		for what, change := range map[string]func(o *SnapshotOptions){
-			"name":      func(o *SnapshotOptions) { o.Name = "a@b" },
-			"lifetime":  func(o *SnapshotOptions) { o.Lifetime = time.Hour },
-			"tag key":   func(o *SnapshotOptions) { o.Tags = map[string]string{"a=b": ""} },
-			"tag value": func(o *SnapshotOptions) { o.Tags = map[string]string{"a": "\xff"} },
+			"name":             func(o *SnapshotOptions) { o.Name = "a@b" },
+			"lifetime":         func(o *SnapshotOptions) { o.Lifetime = time.Hour },
+			"tag key":          func(o *SnapshotOptions) { o.Tags = map[string]string{"a=b": ""} },
+			"a schedule's tag": func(o *SnapshotOptions) { o.Tags = map[string]string{ScheduleTag: "auto"} },
+			"a restore's tag":  func(o *SnapshotOptions) { o.Tags = map[string]string{restoreTag: "1"} },
+			"tag value":        func(o *SnapshotOptions) { o.Tags = map[string]string{"a": "\xff"} },
 			"tags": func(o *SnapshotOptions) {
 				o.Tags = map[string]string{}
 				for i := range maxTags + 1 {
