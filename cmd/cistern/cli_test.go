@@ -174,7 +174,7 @@ func TestApp_BadInput_OneSentenceRightStatusNothingChanged(t *testing.T) {
 	p.write("bad.ini", []byte("[mount]\ncache_size = 64x\n"))
 	p.write("unknown.ini", []byte("[mount]\ncash_size = 1M\n"))
 	p.write("uploads.ini", []byte("[ObjectStorage]\nmax_concurrent_uploads = many\n"))
-	p.write("section.ini", []byte("[ObjectStorage]\nservice = S3\n"))
+	p.write("section.ini", []byte("[ObjectStorage]\nnonsense = S3\n"))
 	u, mnt := p.url(), p.path("mnt")
 	p.must("format", u)
 	before := p.bucketFiles()
@@ -188,7 +188,7 @@ func TestApp_BadInput_OneSentenceRightStatusNothingChanged(t *testing.T) {
 	}{
 		{2, "no command \"frobnicate\"", []string{"frobnicate"}},
 		{2, "unknown flag: --frob", []string{"ls", u, "--frob"}},
-		{2, "1 argument where it is `cistern mount <url>[@point] <dir>`", []string{"mount", u}},
+		{2, "say on which directory to mount it", []string{"mount", u}},
 		{2, "say what to dump", []string{"dump"}},
 		{2, "neither a URL", []string{"ls", "bucket"}},
 		{2, "unknown scheme \"http\"", []string{"ls", "http://bucket/x"}},
@@ -211,7 +211,7 @@ func TestApp_BadInput_OneSentenceRightStatusNothingChanged(t *testing.T) {
 		{2, "at most 64.0 MiB", []string{"format", u, "--object-size", "65M"}},
 		{2, "multiple of 4096", []string{"format", u, "--object-size", "1048577"}},
 		{2, "unknown unit", []string{"format", u, "--quota", "64x"}},
-		{2, "it must be", []string{"format", u, "--retention", "-1h"}},
+		{2, "can't be negative", []string{"format", u, "--retention", "-1h"}},
 		{2, "a point in the past", []string{"format", u + "@3"}},
 		{2, "unknown unit \"x\"", mount("--cache-size", "64x")},
 		{2, "unknown unit \"q\"", mount("--journal-size", "8q")},
@@ -222,7 +222,7 @@ func TestApp_BadInput_OneSentenceRightStatusNothingChanged(t *testing.T) {
 		{2, "at least 4.0 MiB", mount("--journal-size", "1M")},
 		{2, "choose local, bucket or lag=<time>", mount("--durability", "maybe")},
 		{2, "time after lag=", mount("--durability", "lag=soon")},
-		{2, "not a time", mount("--commit-interval", "often")},
+		{2, "no length of time", mount("--commit-interval", "often")},
 		{2, "it must be 10ms to 1h", mount("--commit-interval", "0s")},
 		{2, "choose wait or enospc", mount("--limit-reached", "panic")},
 		{2, "choose continue or stop", mount("--on-lease-lost", "panic")},
@@ -238,7 +238,7 @@ func TestApp_BadInput_OneSentenceRightStatusNothingChanged(t *testing.T) {
 		{2, "--metrics-addr nonsense", mount("--metrics-addr", "nonsense")},
 		{2, "bad.ini: [mount] cache_size = \"64x\": unknown unit", mount("--config", p.path("bad.ini"))},
 		{2, "[mount] cash_size = \"1M\": there is no such setting", mount("--config", p.path("unknown.ini"))},
-		{2, "[ObjectStorage] service: there is no such setting", mount("--config", p.path("section.ini"))},
+		{2, "[ObjectStorage] nonsense: there is no such setting", mount("--config", p.path("section.ini"))},
 		{2, "[ObjectStorage] max_concurrent_uploads = \"many\": must be a number from 1 to 1024", mount("--config", p.path("uploads.ini"))},
 		{2, "it must be at least 64.0 KiB", mount("--upload-limit", "1K")},
 		{2, "no such file", mount("--config", p.path("none.ini"))},

@@ -47,7 +47,7 @@ func TestApp_Encrypted_EveryCommandNeedsTheKey(t *testing.T) {
 	commands := [][]string{
 		{"ls", u}, {"cat", u, "orders.ibd"}, {"stat", u, "orders.ibd"}, {"du", u}, {"get", u, "orders.ibd", p.path("got")}, {"log", u}, {"status", u},
 		{"check", u}, {"dump", "commit", u}, {"dump", "segment", u}, {"collect", u}, {"put", u, src, "more"}, {"rm", u, "orders.ibd"}, {"sync", u},
-		{"check", "--repair", u}, {"mount", u, p.path()},
+		{"check", "--repair", u}, {"mount", u, p.path(), "--foreground"},
 	}
 	for _, c := range commands {
 		if c[0] == "mount" {

@@ -183,7 +183,7 @@ func TestApp_Check_DataOfEveryPin(t *testing.T) {
 		t.Fatal(err)
 	}
 	status, out, errs := p.run("check", "--data", u)
-	if status != 4 || strings.Count(out, "damage: /old: bytes ") != 1 || !strings.Contains(errs, "1 problem") {
+	if status != 4 || strings.Count(out, "damage: /") != 1 || !strings.Contains(out, ": bytes ") || !strings.Contains(errs, "1 problem") {
 		t.Errorf("status %d\n%s%s", status, out, errs)
 	}
 }
