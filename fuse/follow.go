@@ -78,8 +78,18 @@ func MountFollower(ctx context.Context, f *gateway.Follower, dir string, o Optio
 
 // DropPages implements gateway.Watcher. The kernel keeps a page locked while it
 // is being read, and takes it out of its cache when that has ended: what was
-// answered from an earlier commit is gone, too, when this returns.
+// answered from an earlier commit is gone, too, when this returns. But it leaves a
+// page where it is, and does not say so, while a program copies from it; so the
+// pages of a move are dropped again at its end, and once more at the next one.
 func (s *Server) DropPages(d *gateway.Delta) {
+	if s.moved != nil && !d.All {
+		s.dropPages(s.moved)
+	}
+	s.dropPages(d)
+	s.moved = d
+}
+
+func (s *Server) dropPages(d *gateway.Delta) {
 	if d.All {
 		s.fs.pages.each(d.Limit, func(ino gateway.InodeID) { s.told(s.Invalidate(ino)) })
 		return
@@ -99,6 +109,7 @@ func (s *Server) DropPages(d *gateway.Delta) {
 // DropNames implements gateway.Watcher. After a move to a state that was loaded
 // anew names and attributes are believed until their time has passed.
 func (s *Server) DropNames(d *gateway.Delta) {
+	s.dropPages(d)
 	for _, ino := range d.Inodes {
 		s.told(s.InvalidateAttr(ino))
 	}

@@ -31,7 +31,8 @@ type Server struct {
 	dir    string
 	device *os.File // a duplicate of the connection's descriptor; nil with fusermount3
 	helper bool
-	done   chan struct{} // closed when nothing is served any more
+	done   chan struct{}  // closed when nothing is served any more
+	moved  *gateway.Delta // the follower's last move; DropPages alone uses it
 	log    *slog.Logger
 }
 
