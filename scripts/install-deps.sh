@@ -11,6 +11,7 @@ needs=(
 	mariadb-install-db:mariadb-server
 	mariadb-check:mariadb-client
 	mariadb:mariadb-client
+	mariadb-backup:mariadb-backup
 	fio:fio
 	sysbench:sysbench
 	setfattr:attr

@@ -79,7 +79,7 @@ func (a *app) export(ctx context.Context, vol, dir string) error {
 	if err != nil {
 		return err
 	}
-	g := &getter{a: a, s: s, all: true}
+	g := &getter{a: a, s: s, all: true, parallel: getParallel}
 	if err := finish(ctx, s, g.run(ctx, "", dir)); err != nil {
 		return err
 	}

@@ -237,8 +237,11 @@ func (r reading) read(ctx context.Context, name string, off, length int64, w io.
 		return pathError(name, err)
 	}
 	defer f.Close() // only read
-	buf := make([]byte, readPiece)
+	buf := make([]byte, min(readPiece, max(n.Size, 4096)))
 	for length != 0 {
+		if ctx.Err() != nil {
+			return gateway.ErrInterrupted
+		}
 		p := buf
 		if length > 0 {
 			p = buf[:min(int64(len(buf)), length)]

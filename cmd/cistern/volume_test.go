@@ -75,7 +75,7 @@ func TestApp_Files_RoundTripWithoutMount(t *testing.T) {
 	// Replacing keeps the commit before readable.
 	before := decode[struct{ N uint64 }](t, p.must("sync", "--json", u)).N
 	p.stdin = "second"
-	p.must("put", u, "-", "new/dir/stdin")
+	p.must("put", u, "new/dir/stdin", "-")
 	if got := p.must("cat", u, "new/dir/stdin"); got != "second" {
 		t.Errorf("after put over it: %q", got)
 	}

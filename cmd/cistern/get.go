@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/progress"
+)
+
+func (a *app) getCommand() *cobra.Command {
+	var parallel int
+	c := &cobra.Command{
+		Use: "get <vol>[@point] <path> [local file or directory, or -]", Short: "Copy files out of a volume", Args: cobra.RangeArgs(2, 3),
+		Long: `Copies a file, or a directory with all below it, out of a volume: to a name in
+the current directory, to the local path that is given, or to standard output
+(-). Each file appears under its name when it is there to its end. Of a
+directory, several files are copied at a time, and the first error ends all.`,
+		Example: `  cistern get s3://backups/db full.xb - | mbstream -x -C /srv/restored
+  cistern get s3://backups/db@before-upgrade shop /srv/restored`,
+	}
+	c.Flags().IntVar(&parallel, "concurrency", getParallel, fmt.Sprintf("files of a directory that are copied at a time, 1 to %d", maxGetParallel))
+	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		if parallel < 1 || parallel > maxGetParallel {
+			return usage(fmt.Errorf("--concurrency %d: must be 1 to %d", parallel, maxGetParallel))
+		}
+		name, err := cleanPath(args[1])
+		if err != nil {
+			return err
+		}
+		s, _, err := a.reader(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		to := ""
+		if len(args) == 3 {
+			to = args[2]
+		}
+		g := &getter{a: a, s: s, parallel: parallel}
+		return finish(ctx, s, g.run(ctx, name, to))
+	})
+}
+
+// Files of a directory that are copied at a time; each takes a buffer of readPiece.
+const (
+	getParallel    = 8
+	maxGetParallel = 64
+)
+
+// getter copies out of a volume.
+type getter struct {
+	a *app
+	s service
+	// all: it is an export, which keeps owners and tells of the sum alone.
+	all      bool
+	parallel int           // files of a directory at a time
+	bar      *progress.Bar // of the directory; nil for a single file
+
+	mu           sync.Mutex // guards what follows, and lines about files
+	files, bytes int64
+}
+
+func (g *getter) run(ctx context.Context, name, to string) error {
+	e, err := g.s.stat(ctx, name, false)
+	if err != nil {
+		return err
+	}
+	if to == "-" {
+		return g.s.read(ctx, name, 0, -1, g.a.stdout)
+	}
+	base := path.Base(name)
+	if name == "" {
+		base = ""
+	}
+	switch st, err := os.Stat(to); {
+	case to == "" && base == "":
+		return usage(errors.New("the top directory has no name: say where to copy it"))
+	case to == "":
+		to = base
+	case err == nil && st.IsDir() && base != "":
+		to = filepath.Join(to, base)
+	}
+	if !e.dir() {
+		return g.node(ctx, e, to)
+	}
+	return g.dir(ctx, e, name, to)
+}
+
+// dir copies a directory. One goroutine walks and makes directories and links, so
+// that a directory is there before its files; it waits while as many others as may
+// run copy files. The first error of any ends all.
+func (g *getter) dir(ctx context.Context, top entry, name, to string) error {
+	if err := makeDir(to, top.Mode); err != nil {
+		return err
+	}
+	total, err := g.total(ctx, name)
+	if err != nil {
+		return err
+	}
+	g.bar = progress.Start(g.a.stderr, g.a.terminal, to, total)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(g.parallel + 1)
+	group.Go(func() error {
+		return g.s.list(ctx, name, listOptions{recursive: true}, func(e entry) error {
+			rel := strings.TrimPrefix(strings.TrimPrefix(string(e.Path), name), "/")
+			local := filepath.Join(to, filepath.FromSlash(rel))
+			if !e.regular() {
+				return g.node(ctx, e, local)
+			}
+			group.Go(func() error {
+				if ctx.Err() != nil {
+					return gateway.ErrInterrupted // while it waited for its turn
+				}
+				return g.file(ctx, e, local)
+			})
+			return nil
+		})
+	})
+	err = group.Wait()
+	g.bar.Done(err == nil)
+	if err != nil || g.all {
+		return err
+	}
+	return g.a.say("%s: %s, %s", to, count(g.files, "file"), size(g.bytes))
+}
+
+// total is how many bytes a directory's files have, for a bar that is seen.
+func (g *getter) total(ctx context.Context, name string) (sum int64, err error) {
+	if !g.a.terminal {
+		return 0, nil
+	}
+	err = g.s.list(ctx, name, listOptions{recursive: true}, func(e entry) error {
+		if e.regular() {
+			sum += e.Size
+		}
+		return nil
+	})
+	return sum, err
+}
+
+func makeDir(dir string, mode uint32) error {
+	err := os.Mkdir(dir, fs.FileMode(mode&0o777)|0o700)
+	if errors.Is(err, fs.ErrExist) {
+		if st, serr := os.Stat(dir); serr == nil && st.IsDir() {
+			return nil
+		}
+	}
+	if err != nil {
+		return localError(dir, err)
+	}
+	return nil
+}
+
+func (g *getter) node(ctx context.Context, e entry, to string) error {
+	switch e.Mode & syscall.S_IFMT {
+	case syscall.S_IFDIR:
+		if err := makeDir(to, e.Mode); err != nil {
+			return err
+		}
+		return g.own(e, to)
+	case syscall.S_IFLNK:
+		if err := os.Symlink(string(e.Target), to); err != nil {
+			return localError(to, err)
+		}
+		return g.own(e, to)
+	case syscall.S_IFREG:
+		return g.file(ctx, e, to)
+	}
+	g.a.note("/%s is neither a file, a directory nor a link and is left out", e.Path.shown())
+	return nil
+}
+
+// own gives what was made its owner, if that is to be kept and can be.
+func (g *getter) own(e entry, to string) error {
+	if !g.all || os.Geteuid() != 0 {
+		return nil
+	}
+	if err := os.Lchown(to, int(e.UID), int(e.GID)); err != nil {
+		return localError(to, err)
+	}
+	return nil
+}
+
+// file copies to a hidden name beside the wanted one and renames.
+func (g *getter) file(ctx context.Context, e entry, to string) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(to), ".cistern-get-")
+	if err != nil {
+		return localError(filepath.Dir(to), err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, ignoreClosed(f.Close()), os.Remove(f.Name()))
+		}
+	}()
+	bar := g.bar
+	if bar == nil {
+		bar = progress.Start(g.a.stderr, g.a.terminal, string(e.Path), e.Size)
+	}
+	err = g.s.read(ctx, string(e.Path), 0, -1, bar.Writer(f))
+	if g.bar == nil {
+		bar.Done(err == nil)
+	}
+	if err != nil {
+		return err
+	}
+	for _, step := range []func() error{
+		func() error { return g.own(e, f.Name()) },
+		func() error { return f.Chmod(fs.FileMode(e.Mode & 0o777)) },
+		f.Sync,
+		f.Close,
+		func() error { return os.Chtimes(f.Name(), e.Mtime, e.Mtime) },
+		func() error { return os.Rename(f.Name(), to) },
+	} {
+		if err := step(); err != nil {
+			return localError(to, err)
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.files++
+	g.bytes += e.Size
+	if g.all || g.bar != nil && g.a.terminal {
+		return nil // the bar shows it, or the sum is told
+	}
+	return g.a.say("%s: %d bytes", to, e.Size)
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, fs.ErrClosed) {
+		return nil
+	}
+	return err
+}

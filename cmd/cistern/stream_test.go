@@ -1,0 +1,154 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/dbtest"
+	"github.com/cisternfs/cistern/internal/testenv"
+	"github.com/cisternfs/cistern/internal/vfs"
+	"github.com/cisternfs/cistern/objstore/local"
+)
+
+// pipeline runs a shell's pipeline of which every part has to succeed, with the
+// program as $C and the volume as $U.
+func (p *place) pipeline(text string) {
+	p.t.Helper()
+	if p.built == "" {
+		p.built = testenv.Cistern(p.t)
+	}
+	c := exec.Command("bash", "-c", "set -euo pipefail; cd "+p.dir+"; "+text)
+	c.Env = append(os.Environ(), "XDG_STATE_HOME="+p.dir, "C="+p.built, "U="+p.url())
+	if out, err := c.CombinedOutput(); err != nil {
+		p.t.Fatalf("%s: %v\n%s", text, err, out)
+	}
+}
+
+func TestApp_Streams_BackupsOfMariaDBThroughAnUnmountedVolume(t *testing.T) {
+	testenv.Long(t)
+	testenv.NeedPrograms(t, "mariadb", "mariadb-dump", "mariadb-backup", "mbstream", "tar")
+	p := newPlace(t)
+	s := dbtest.Start(t, dbtest.MariaDB1011)
+	s.Exec(t, "create database shop", "create database again",
+		"create table shop.orders (id int primary key, a varchar(200), b blob) engine=InnoDB",
+		"insert into shop.orders select seq, sha2(seq, 512), unhex(sha2(seq + 1, 512)) from shop.seq_1_to_30000")
+	p.must("format", p.url(), "--object-size", "1M")
+	at := " --no-defaults --user=root --socket=" + s.Socket
+
+	p.pipeline("mariadb-dump" + at + ` --single-transaction shop | tee dump | "$C" put "$U" dump.sql -`)
+	p.pipeline(`"$C" get "$U" dump.sql - | cmp - dump`)
+	p.pipeline(`"$C" get "$U" dump.sql - | mariadb` + at + " again")
+	sums := s.Rows(t, "checksum table shop.orders, again.orders")
+	if len(sums) != 2 || sums[0][1] != sums[1][1] || sums[0][1] == "0" {
+		t.Errorf("what the dump restored differs: %v", sums)
+	}
+
+	p.pipeline("mariadb-backup" + at + " --backup --stream=xbstream --datadir=" + s.DataDir + ` --target-dir="$PWD/tmp" | tee backup | "$C" put -p "$U" daily/full.xb -`)
+	p.pipeline(`"$C" get "$U" daily/full.xb - | tee >(cmp - backup >&2) | (mkdir restored; mbstream -x -C restored)`)
+	p.pipeline(`"$C" get "$U" daily/full.xb - | cmp - backup`)
+	p.pipeline("mariadb-backup --no-defaults --prepare --target-dir=restored")
+
+	p.pipeline(`tar -c restored | tee tar | "$C" put "$U" - daily/data.tar`)
+	p.pipeline(`"$C" get "$U" daily/data.tar - | cmp - tar`)
+	p.pipeline(`"$C" get "$U" daily/data.tar - | tar -d`)
+	p.must("check", "--data", p.url())
+	for _, name := range []string{"dump", "backup", "tar"} {
+		if st, err := os.Stat(p.path(name)); err != nil || st.Size() < 4<<20 {
+			t.Errorf("%s is no stream to prove anything: %v, %v", name, st, err)
+		}
+	}
+}
+
+// endPut ends the program with a signal while it puts standard input, which stays
+// open, and returns its exit status; -1 when the signal killed it.
+func (p *place) endPut(vol string, sig syscall.Signal) int {
+	p.t.Helper()
+	if p.built == "" {
+		p.built = testenv.Cistern(p.t)
+	}
+	c := exec.Command(p.built, "put", vol, "backup", "-")
+	c.Env = append(os.Environ(), "XDG_STATE_HOME="+p.dir)
+	var errs bytes.Buffer
+	c.Stderr = &errs
+	in, err := c.StdinPipe()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer in.Close()
+	if err := c.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	if _, err := in.Write(random(3 << 20)); err != nil { // more than a pipe holds
+		p.t.Errorf("feed: %v", err)
+	}
+	if err := c.Process.Signal(sig); err != nil {
+		p.t.Error(err)
+	}
+	if err := c.Wait(); err == nil {
+		p.t.Errorf("put ended by %v succeeds", sig)
+	}
+	if status := c.ProcessState.ExitCode(); status < 0 || strings.HasPrefix(errs.String(), "cistern: ") {
+		return status
+	}
+	p.t.Errorf("put ended by %v says %q", sig, errs.String())
+	return c.ProcessState.ExitCode()
+}
+
+func TestApp_Put_Ended_NothingAppears(t *testing.T) {
+	p, mnt := mountPlace(t)
+	nothing := func(vol string) {
+		t.Helper()
+		if got := p.must("ls", vol); got != "" {
+			t.Errorf("%s shows %q", vol, got)
+		}
+	}
+	pid := p.mount()
+	for sig, want := range map[syscall.Signal]int{syscall.SIGTERM: 1, syscall.SIGINT: 1, syscall.SIGKILL: -1} {
+		if got := p.endPut(mnt, sig); got != want {
+			t.Errorf("%v, mounted: status %d", sig, got)
+		}
+		nothing(mnt)
+	}
+	p.mustBinary("umount", mnt)
+	p.unmounted(pid)
+	nothing(p.url())
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		if got := p.endPut(p.url(), sig); got != 1 {
+			t.Errorf("%v: status %d", sig, got)
+		}
+		nothing(p.url())
+	}
+	if got := p.endPut(p.url(), syscall.SIGKILL); got != -1 {
+		t.Errorf("killed: status %d", got)
+	}
+	nothing(p.url())
+
+	// Nor when what it left is recovered.
+	s, err := local.Open(p.path("bucket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := gateway.ReadLease(t.Context(), s)
+	if err != nil || l.Released {
+		t.Fatalf("the lease of a command that was killed: %+v, %v", l, err)
+	}
+	dir := l.Owner.StateDir
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	v, err := gateway.Open(t.Context(), gateway.Options{
+		Store: s, URL: p.url(), FS: vfs.OS(), StateDir: dir, OpenKV: openKV(quietLogger()), Owner: gateway.HostOwner(dir),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Close(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	nothing(p.url())
+	p.must("check", "--data", p.url())
+}
