@@ -153,10 +153,14 @@ func (c *SourceChange) place(s *SourceSettings, at SourcePlace) error {
 
 // Change points the relay elsewhere, while it does not pull: ErrPulling. What it
 // was told is kept over a restart. A server that is not the archive's source must
-// have all that is published.
-func (r *Relay) Change(c SourceChange) error {
-	r.changing.Lock()
-	defer r.changing.Unlock()
+// have all that is published. The error is that of ctx when another change did not
+// end in time.
+func (r *Relay) Change(ctx context.Context, c SourceChange) error {
+	give, err := r.takeChange(ctx)
+	if err != nil {
+		return err
+	}
+	defer give()
 	if r.pulling() {
 		return ErrPulling
 	}
@@ -175,8 +179,11 @@ func (r *Relay) Change(c SourceChange) error {
 // Failover goes over to another source at once: addr, or the next of the list when
 // it is empty. That one must have all that is published.
 func (r *Relay) Failover(ctx context.Context, addr string) error {
-	r.changing.Lock()
-	defer r.changing.Unlock()
+	give, err := r.takeChange(ctx)
+	if err != nil {
+		return err
+	}
+	defer give()
 	was := r.puller()
 	if addr == "" {
 		i := slices.Index(was.o.Sources, was.Status().Source)
@@ -193,7 +200,7 @@ func (r *Relay) Failover(ctx context.Context, addr string) error {
 	if err := r.stop(); err != nil {
 		r.log.Info("pulling had stopped before the failover", "error", err)
 	}
-	err := r.change(func(s *SourceSettings) error {
+	err = r.change(func(s *SourceSettings) error {
 		s.Sources = firstOf(s.Sources, addr)
 		return nil
 	}, true)
@@ -220,8 +227,8 @@ func (r *Relay) fits(ctx context.Context, addr string) error {
 	return nil
 }
 
-// change sets other options for the next start. Caller holds r.changing, and
-// nothing is pulled.
+// change sets other options for the next start. Caller holds the
+// change's token, and nothing is pulled.
 func (r *Relay) change(f func(s *SourceSettings) error, ordered bool) error {
 	o := r.puller().o
 	settings := o.Settings()

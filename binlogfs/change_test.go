@@ -62,7 +62,7 @@ func relayTo(t *testing.T, l *Log, kept *SourceSettings, keep func(SourceSetting
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := r.Stop(); err != nil {
+		if err := r.Stop(context.Background()); err != nil {
 			t.Logf("pulling ended: %v", err)
 		}
 	})
@@ -111,10 +111,10 @@ func TestRelay_StopChangeStartFailover_KeptOverARestart(t *testing.T) {
 	r := relayTo(t, l, nil, keep, first)
 	has(t, l, first)
 	host, port := hostPort(t, second)
-	if err := r.Change(SourceChange{Host: &host, Port: &port}); !errors.Is(err, ErrPulling) {
+	if err := r.Change(t.Context(), SourceChange{Host: &host, Port: &port}); !errors.Is(err, ErrPulling) {
 		t.Errorf("changed while it pulls: %v", err)
 	}
-	if err := r.Stop(); err != nil {
+	if err := r.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if s := r.Status(); s.Pulling || s.Connected || s.Stopped {
@@ -122,7 +122,7 @@ func TestRelay_StopChangeStartFailover_KeptOverARestart(t *testing.T) {
 	}
 	first.Exec(t, "insert into d.t values (1)")
 	follow()
-	if err := r.Change(SourceChange{Host: &host, Port: &port, Password: ptr(dbtest.Password)}); err != nil {
+	if err := r.Change(t.Context(), SourceChange{Host: &host, Port: &port, Password: ptr(dbtest.Password)}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Start(t.Context()); err != nil {
@@ -133,7 +133,7 @@ func TestRelay_StopChangeStartFailover_KeptOverARestart(t *testing.T) {
 		t.Errorf("after the change: %+v", s)
 	}
 	// As after a restart, with the options as they were.
-	if err := r.Stop(); err != nil {
+	if err := r.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if kept == nil || kept.Sources[0] != second.Addr() || kept.Password == nil {
@@ -182,10 +182,10 @@ func TestRelay_WrongPassword_StopsAndHealsByChange(t *testing.T) {
 	l := newPlace(t).log()
 	r := relayTo(t, l, nil, nil, s)
 	has(t, l, s)
-	if err := r.Stop(); err != nil {
+	if err := r.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Change(SourceChange{Password: ptr("wrong")}); err != nil {
+	if err := r.Change(t.Context(), SourceChange{Password: ptr("wrong")}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Start(t.Context()); err != nil {
@@ -203,7 +203,7 @@ func TestRelay_WrongPassword_StopsAndHealsByChange(t *testing.T) {
 	if err := r.Cut(t.Context()); !errors.Is(err, ErrMode) {
 		t.Errorf("cut in mirror mode: %v", err)
 	}
-	if err := r.Change(SourceChange{Password: ptr(dbtest.Password)}); err != nil {
+	if err := r.Change(t.Context(), SourceChange{Password: ptr(dbtest.Password)}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Start(t.Context()); err != nil {
@@ -211,4 +211,34 @@ func TestRelay_WrongPassword_StopsAndHealsByChange(t *testing.T) {
 	}
 	s.Exec(t, "create database d")
 	has(t, l, s)
+}
+
+// What holds the change over the network makes nobody wait beyond his context.
+func TestRelay_StopAndChange_WaitWithinTheirContext(t *testing.T) {
+	r, err := NewRelay(newPlace(t).log(), PullOptions{Sources: []string{"127.0.0.1:1"}, User: "u", ServerID: 77}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	give, err := r.takeChange(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, f := range map[string]func() error{
+		"stop":     func() error { return r.Stop(ended) },
+		"change":   func() error { return r.Change(ended, SourceChange{User: ptr("v")}) },
+		"failover": func() error { return r.Failover(ended, "127.0.0.1:2") },
+	} {
+		if err := f(); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	give()
+	if err := r.Change(t.Context(), SourceChange{User: ptr("v")}); err != nil || r.puller().o.User != "v" {
+		t.Errorf("afterwards: %v, %+v", err, r.puller().o.Settings())
+	}
+	if err := r.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
 }

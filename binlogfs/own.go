@@ -17,9 +17,9 @@ var ErrMode = errors.New("the archive is kept in another mode")
 const (
 	ownName        = "binlog"
 	leastOwnSize   = 4096
-	mostOwnSize    = 1 << 30 // as servers have it: places in events have 32 bits
-	createdAt      = headerSize + 2 + 50
-	flagIgnorable  = 0x80 // of MySQL's Previous_gtids event
+	mostOwnSize    = 1 << 30             // as servers have it: places in events have 32 bits
+	createdAt      = headerSize + 2 + 50 // of a format description, behind the version of the format and the server's
+	flagIgnorable  = 0x80                // of MySQL's Previous_gtids event
 	firstOwnNumber = ".000001"
 )
 
@@ -307,15 +307,19 @@ func (a *Appender) ownRoom(ctx context.Context) error {
 	o := a.own
 	a.l.mu.Lock()
 	from := a.l.ownFrom
-	a.l.ownFrom = o.file
 	a.l.mu.Unlock()
 	switch {
-	case a.t == nil, a.t.info.Server == "", a.t.info.Closed, o.began, o.other, a.t.end >= o.opt.MaxSize, !a.t.format.same(&o.format):
-	case o.format.Flavor == MySQL && from != o.file:
-	default:
-		return nil
+	case a.t == nil, a.t.info.Server == "", a.t.info.Closed, o.began, o.other, a.t.end >= o.opt.MaxSize, !a.t.format.same(&o.format),
+		o.format.Flavor == MySQL && from != o.file:
+		// A cut that fails is due to the next attempt as well.
+		if err := a.Cut(ctx); err != nil {
+			return err
+		}
 	}
-	return a.Cut(ctx)
+	a.l.mu.Lock()
+	a.l.ownFrom = o.file
+	a.l.mu.Unlock()
+	return nil
 }
 
 // same says whether events of both are written alike, by the same server.

@@ -332,3 +332,34 @@ func TestOwn_OtherSource_GoesOnInTheSequence(t *testing.T) {
 		t.Errorf("read anew it has %d files", len(again.Files()))
 	}
 }
+
+// MySQL's groups of two of its files must not share one of the archive's: a cut that
+// failed is made by the next attempt of the same process.
+func TestOwn_CutFailed_MadeByTheNextAttempt(t *testing.T) {
+	p := newPlace(t)
+	l, s := p.ownLog(1<<20), recordedStream(t, "my97")
+	first := &stream{s.names[:1], s.bodies[:1]}
+	p.resume(l, first, "", int64(len(magic)))
+	n := len(l.Files())
+	// Nobody can add a file: the cut waits for that, and its time is over.
+	give, err := l.takeNames(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := p.appender(l)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	second := &stream{s.names[1:], s.bodies[1:]}
+	if err := feed(ctx, a, second.from(t, second.names[0], int64(len(magic))), always); !errors.Is(err, context.Canceled) {
+		t.Fatalf("the file was cut: %v", err)
+	}
+	give()
+	if err := a.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.resume(l, second, second.names[0], int64(len(magic)))
+	s.checkOwn(t, l, true)
+	if files := l.Files(); len(files) != n+1 || files[n].Groups == 0 {
+		t.Errorf("%d files after %d", len(files), n)
+	}
+}

@@ -3,6 +3,7 @@ package binlogfs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -18,7 +19,8 @@ type Relay struct {
 	failed chan struct{} // closed when pulling has ended by an error for the first time
 	once   sync.Once     // closes it
 
-	changing sync.Mutex // one change at a time; taken before mu, and held while pulling ends
+	// changing holds a token of who changes the source or stops: see takeChange.
+	changing chan struct{}
 
 	mu       sync.Mutex // guards the fields below; not held while anything waits
 	p        *Puller
@@ -47,7 +49,7 @@ func NewRelay(l *Log, o PullOptions, kept *SourceSettings, keep func(SourceSetti
 	if kept != nil {
 		p.ordered = kept.Sources[0] // an operator chose it
 	}
-	return &Relay{l: l, p: p, log: p.o.Logger, keep: keep, password: password, failed: make(chan struct{})}, nil
+	return &Relay{l: l, p: p, log: p.o.Logger, keep: keep, password: password, failed: make(chan struct{}), changing: make(chan struct{}, 1)}, nil
 }
 
 func (r *Relay) puller() *Puller {
@@ -101,11 +103,26 @@ func (r *Relay) Start(ctx context.Context) error {
 	return nil
 }
 
+// takeChange waits until nobody else changes the source or stops: a failover holds
+// that over the network. The function it returns gives it up.
+func (r *Relay) takeChange(ctx context.Context) (give func(), err error) {
+	select {
+	case r.changing <- struct{}{}:
+		return func() { <-r.changing }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("another change of the source is under way: %w", ctx.Err())
+	}
+}
+
 // Stop ends pulling and waits until it has ended. It returns the error of
-// pulling that had ended before.
-func (r *Relay) Stop() error {
-	r.changing.Lock()
-	defer r.changing.Unlock()
+// pulling that had ended before, or that of ctx when another change did not end
+// in time; it pulls on then.
+func (r *Relay) Stop(ctx context.Context) error {
+	give, err := r.takeChange(ctx)
+	if err != nil {
+		return err
+	}
+	defer give()
 	return r.stop()
 }
 

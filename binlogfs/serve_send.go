@@ -105,8 +105,7 @@ func (d *dump) format(ctx context.Context, w *walker, offset int64, first bool) 
 	h.Flags &^= flagInUse
 	h.put(event)
 	if first && (offset > int64(len(magic)) || d.byGTID) {
-		const created = headerSize + 2 + 50
-		binary.LittleEndian.PutUint32(event[created:], 0)
+		binary.LittleEndian.PutUint32(event[createdAt:], 0)
 		if offset > int64(len(magic)) {
 			h.LogPos = 0
 		}

@@ -273,7 +273,7 @@ func (r *relayed) begin(ctx context.Context, fs shown) error {
 		select {
 		case <-r.relay.Done():
 			r.told = true
-			return r.relay.Stop()
+			return r.relay.Stop(ctx)
 		case <-late.C:
 			return nil
 		case <-tick.C:
@@ -310,7 +310,8 @@ func (r *relayed) stopped() <-chan struct{} {
 
 // Close ends the relay, and then the volume.
 func (r *relayed) Close(ctx context.Context) error {
-	err := r.relay.Stop()
+	// The volume is closed below, whatever ctx says: pulling must have ended.
+	err := r.relay.Stop(context.WithoutCancel(ctx))
 	if r.told || r.Volume.Stopped() != nil {
 		err = nil // it is known, or what closing the volume says
 	}

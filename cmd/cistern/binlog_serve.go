@@ -222,16 +222,19 @@ func (c relayControl) Start(ctx context.Context) error {
 }
 
 // Stop implements binlogfs.Control. Why pulling had ended before is in the status.
-func (c relayControl) Stop(context.Context) error {
-	if err := c.r.relay.Stop(); err != nil {
+func (c relayControl) Stop(ctx context.Context) error {
+	if err := c.r.relay.Stop(ctx); err != nil {
+		if ctx.Err() != nil {
+			return err
+		}
 		c.r.out.Info("pulling had ended before it was told to", "error", err)
 	}
 	return nil
 }
 
 // Change implements binlogfs.Control.
-func (c relayControl) Change(_ context.Context, change binlogfs.SourceChange) error {
-	return c.r.relay.Change(change)
+func (c relayControl) Change(ctx context.Context, change binlogfs.SourceChange) error {
+	return c.r.relay.Change(ctx, change)
 }
 
 // Cut implements binlogfs.Control.
