@@ -353,6 +353,9 @@ func TestOwn_CutFailed_MadeByTheNextAttempt(t *testing.T) {
 	if err := feed(ctx, a, second.from(t, second.names[0], int64(len(magic))), always); !errors.Is(err, context.Canceled) {
 		t.Fatalf("the file was cut: %v", err)
 	}
+	if l.ownFrom != s.names[0] {
+		t.Errorf("a cut that failed counts as made: the file's last group is from %s, it says", l.ownFrom)
+	}
 	give()
 	if err := a.Close(t.Context()); err != nil {
 		t.Fatal(err)
