@@ -93,6 +93,7 @@ type cloner struct {
 	base    *entry // what is cloned
 	doc     *metadata.VolumeDoc
 	claimed bool // by this run; otherwise an earlier one's claim is gone on with
+	pins    []heldPin
 	copied  CopyProgress
 }
 
@@ -235,20 +236,6 @@ func (c *cloner) ancestors() []metadata.Ancestor {
 	return append(list, metadata.Ancestor{Volume: c.src.ID, Through: c.base.id, URL: c.o.SourceURL, Place: c.src.ID})
 }
 
-// takeBack removes a claim of which nothing came.
-func (c *cloner) takeBack(ctx context.Context) error {
-	if !c.claimed {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pinGiveUp)
-	defer cancel()
-	err := unpinAncestors(ctx, c.lineage())
-	if derr := c.o.Target.Delete(ctx, metadata.ClaimKey); derr != nil {
-		err = errors.Join(err, storeError("delete "+metadata.ClaimKey, derr))
-	}
-	return err
-}
-
 // lineage is the clone's store as it will be opened; the source, which is open,
 // included.
 func (c *cloner) lineage() *lineage {
@@ -315,28 +302,43 @@ func (c *cloner) finish(ctx context.Context) error {
 	return c.publish(ctx)
 }
 
-// publish makes the clone a volume, unless somebody clears it away meanwhile.
+// publish makes the clone a volume, unless somebody clears it away meanwhile. Once
+// it can be seen somebody may have mounted it: then only a clone that is being
+// destroyed is taken back.
 func (c *cloner) publish(ctx context.Context) error {
-	if err := c.notDestroyed(ctx); err != nil {
+	if _, err := c.destroyed(ctx); err != nil {
+		return err
+	}
+	if err := c.stillKept(ctx); err != nil {
 		return err
 	}
 	if err := c.create(ctx, c.o.Target, metadata.VolumeKey, metadata.EncodeVolume(c.doc)); err != nil {
 		return err
 	}
-	if err := c.notDestroyed(ctx); err != nil {
+	if gone, err := c.destroyed(ctx); gone {
 		return errors.Join(err, c.o.Target.Delete(ctx, metadata.VolumeKey))
+	} else if err != nil {
+		return err
 	}
 	if c.o.Copy == nil {
-		return nil
+		return c.stillKept(ctx)
 	}
 	// An earlier attempt may have meant to share.
 	return unpinAncestors(ctx, c.lineage())
 }
 
-func (c *cloner) notDestroyed(ctx context.Context) error {
+// destroyed says whether somebody destroys the clone; then there is an error, too.
+// A store that doesn't answer is only an error.
+func (c *cloner) destroyed(ctx context.Context) (bool, error) {
 	l, _, err := readLease(ctx, c.o.Target)
-	if err == nil && l.Reign == reignDestroyed {
-		err = fmt.Errorf("%w: %s is being destroyed", ErrNotExist, c.o.TargetURL)
+	gone := err == nil && l.Reign == reignDestroyed
+	if errors.Is(err, ErrDamaged) {
+		// Only who destroys it deletes the lease that this run has written.
+		_, herr := c.o.Target.Head(ctx, metadata.LeaseKey)
+		gone = errors.Is(herr, objstore.ErrNotExist)
 	}
-	return err
+	if gone {
+		return true, fmt.Errorf("%w: %s is being destroyed", ErrNotExist, c.o.TargetURL)
+	}
+	return false, err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,9 +29,17 @@ type ClonePin struct {
 	Key    string
 }
 
-// ClonePins lists the clones that share with a volume. Errors: ErrDamaged, ErrStore.
+// ClonePins lists the clones that share with a volume, each once: one that was
+// interrupted and gone on with may have several pins. Errors: ErrDamaged, ErrStore.
 func ClonePins(ctx context.Context, s objstore.Store) ([]ClonePin, error) {
-	return clonePins(ctx, s, "")
+	list, err := clonePins(ctx, s, "")
+	seen := map[string]bool{}
+	list = slices.DeleteFunc(list, func(p ClonePin) bool {
+		again := seen[p.Volume]
+		seen[p.Volume] = true
+		return again
+	})
+	return list, err
 }
 
 // clonePins lists the pins of one clone, or of all.
@@ -84,7 +93,8 @@ func (c *cloner) pinAll(ctx context.Context) (release func(), err error) {
 			release()
 			return nil, err
 		}
-		if p == nil || c.o.Copy == nil {
+		c.pins = append(c.pins, heldPin{p, h})
+		if c.o.Copy == nil {
 			continue
 		}
 		pins = append(pins, p)
@@ -98,8 +108,15 @@ func (c *cloner) pinAll(ctx context.Context) (release func(), err error) {
 	return release, nil
 }
 
-// pinIn pins the last commit that the clone shares in one volume. It returns nil
-// when an earlier attempt has done so.
+// heldPin is a pin that one run of Clone has written.
+type heldPin struct {
+	*Pin
+	h *holder
+}
+
+// pinIn pins the last commit that the clone shares in one volume, also when an
+// earlier attempt has done so: another run that fails takes its own pins back,
+// and this one's clone must not have counted on them.
 func (c *cloner) pinIn(ctx context.Context, h *holder) (*Pin, error) {
 	s := c.o.Source
 	if h.a.Place != c.src.ID {
@@ -109,17 +126,6 @@ func (c *cloner) pinIn(ctx context.Context, h *holder) (*Pin, error) {
 		}
 		if s, _, err = OpenStore(ctx, raw, h.a.URL, c.o.Keys, c.o.Open); err != nil {
 			return nil, err
-		}
-	}
-	if !c.claimed {
-		have, err := clonePins(ctx, s, c.doc.ID)
-		if err != nil {
-			return nil, err
-		}
-		for _, x := range have {
-			if x.Commit == h.a.Through {
-				return nil, nil
-			}
 		}
 	}
 	o := PinOptions{
@@ -136,6 +142,72 @@ func (c *cloner) pinIn(ctx context.Context, h *holder) (*Pin, error) {
 		return p, errors.Join(fmt.Errorf("%w: commit %d of %s is %s and was %s", ErrDamaged, h.a.Through.N, h.a.URL, p.Commit(), h.a.Through), p.Release(ctx))
 	}
 	return p, nil
+}
+
+// takeBack removes what this run has written of a clone of which nothing came:
+// its pins, and its claim unless another run has taken that up.
+func (c *cloner) takeBack(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pinGiveUp)
+	defer cancel()
+	var errs []error
+	for _, p := range c.pins {
+		errs = append(errs, p.Release(ctx))
+	}
+	if !c.claimed {
+		return errors.Join(errs...)
+	}
+	for _, h := range c.lineage().holders {
+		s, err := h.store(ctx)
+		if errors.Is(err, errHolderGone) {
+			continue
+		}
+		var others []ClonePin
+		if err == nil {
+			others, err = clonePins(ctx, s, c.doc.ID)
+		}
+		if err != nil {
+			return errors.Join(append(errs, err)...) // what is not known stays
+		}
+		if len(others) > 0 {
+			return errors.Join(errs...)
+		}
+	}
+	if err := c.o.Target.Delete(ctx, metadata.ClaimKey); err != nil {
+		errs = append(errs, storeError("delete "+metadata.ClaimKey, err))
+	}
+	return errors.Join(errs...)
+}
+
+// stillKept makes sure that the claim and this run's pins are there: the run that
+// had begun may have taken the claim back, and then somebody the pins, as those
+// of a clone that is gone. With the claim there nobody takes them any more.
+func (c *cloner) stillKept(ctx context.Context) error {
+	if err := c.create(ctx, c.o.Target, metadata.ClaimKey, metadata.EncodeVolume(c.doc)); err != nil {
+		return err
+	}
+	for i := range c.pins {
+		p := &c.pins[i]
+		s, err := p.h.store(ctx)
+		if err != nil {
+			return err
+		}
+		key := p.Status().Key
+		_, err = s.Head(ctx, key)
+		if errors.Is(err, objstore.ErrNotExist) && c.o.Copy != nil {
+			continue // it was renewed meanwhile, or ends with the copying that is done
+		}
+		if errors.Is(err, objstore.ErrNotExist) {
+			p.Pin, err = c.pinIn(ctx, p.h)
+			if err != nil {
+				return fmt.Errorf("%s was taken away from %s, and can't be pinned again: clear %s with `cistern destroy --yes`: %w", key, p.h.a.URL, c.o.TargetURL, err)
+			}
+			continue
+		}
+		if err != nil {
+			return storeError("look at "+key, err)
+		}
+	}
+	return nil
 }
 
 // unpinAncestors deletes the pins of a clone that shares nothing, or is no more.

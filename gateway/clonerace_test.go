@@ -11,6 +11,7 @@ import (
 
 	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
 	"github.com/cisternfs/cistern/objstore/faultstore"
 	"github.com/cisternfs/cistern/objstore/mem"
 )
@@ -105,6 +106,123 @@ func TestClone_RaceWithDestroy(t *testing.T) {
 		}
 		if made < 2 || gone < 2 {
 			t.Errorf("%d clones were made, %d parents destroyed", made, gone)
+		}
+	})
+}
+
+// At every call of making a clone another process takes its claim up and makes
+// it: what the first run takes back when it dies or is refused is its own, and
+// the other's clone stays whole however the parent collects.
+func TestClone_TakeBack_LeavesAnotherRunsClone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failed := 0
+		for n := 0; ; n++ {
+			when := fmt.Sprintf("taken up at call %d", n)
+			l := newLab(t, 33, 8192)
+			f := newFamily(t, l)
+			v := f.mount(parentURL)
+			parent := files{}
+			grown(t, v, l, parent)
+			mustCommit(t, v)
+			mustClose(t, v)
+			f.clone(parentURL, "mem://one", 0, false)
+			v = f.mount(parentURL)
+			c := f.mount("mem://one")
+			mustCommit(t, c)
+			f.member("mem://two")
+			ctx, cancel := context.WithCancel(bg)
+			s := faultstore.New(l.bucket, nil)
+			var made error
+			ran := raceAt(s, n, func() {
+				_, made = Clone(bg, f.options("mem://one", "mem://two", 0))
+				cancel()
+			})
+			o := f.options("mem://one", "mem://two", 0)
+			o.Open = func(ctx context.Context, url string) (objstore.Store, error) {
+				if url == parentURL {
+					return s, nil
+				}
+				return f.b.open(ctx, url)
+			}
+			_, err := Clone(ctx, o)
+			cancel()
+			done := ran()
+			s.Close()
+			if err != nil {
+				failed++
+			}
+			if done && made == nil {
+				then := maps.Clone(parent)
+				for i := range 3 {
+					parent.put(t, v, "large", l.noise(8192), 8192*i)
+					parent.drop(t, v, fmt.Sprint("small", i))
+				}
+				purge(t, v)
+				purge(t, c)
+				f.wantFiles("mem://two", 0, then, when)
+				f.wantClean("mem://two")
+				for _, url := range []string{parentURL, "mem://one"} {
+					if !keptFor(t, f.b[url], "mem://two") {
+						t.Errorf("%s: %s has no pin of the clone", when, url)
+					}
+				}
+			}
+			mustClose(t, c)
+			mustClose(t, v)
+			if !done {
+				break
+			}
+		}
+		if failed < 2 {
+			t.Errorf("%d runs failed", failed)
+		}
+	})
+}
+
+func keptFor(t *testing.T, s objstore.Store, url string) bool {
+	t.Helper()
+	pins, err := ClonePins(bg, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pins {
+		if p.URL == url {
+			return true
+		}
+	}
+	return false
+}
+
+// A store that stops answering once the clone can be seen does not make it vanish.
+func TestClone_Publish_PassingErrorLeavesTheClone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 35, 8192)
+		f := newFamily(t, l)
+		v := f.mount(parentURL)
+		parent := files{}
+		grown(t, v, l, parent)
+		mustClose(t, v)
+		target := f.member("mem://one")
+		s := faultstore.New(target.bucket, nil)
+		defer s.Close()
+		seen := false
+		s.SetHook(func(op faultstore.Op, key string, _ int) faultstore.Fault {
+			if op == faultstore.Get && key == metadata.LeaseKey {
+				if _, err := target.bucket.Head(bg, metadata.VolumeKey); err == nil {
+					seen = true
+					return faultstore.Fault{Kind: faultstore.Before}
+				}
+			}
+			return faultstore.Fault{}
+		})
+		o := f.options(parentURL, "mem://one", 0)
+		o.Target = s
+		if _, err := Clone(bg, o); !errors.Is(err, ErrStore) || !seen {
+			t.Errorf("clone: %v, asked once it was there: %v", err, seen)
+		}
+		f.wantFiles("mem://one", 0, parent, "after the error")
+		if !keptFor(t, l.bucket, "mem://one") {
+			t.Error("the parent has no pin of the clone")
 		}
 	})
 }
