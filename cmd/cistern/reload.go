@@ -110,13 +110,19 @@ func (m *mountProcess) reload() error {
 	if !ok {
 		return errors.New("this mount has no cache to change")
 	}
-	if err := c.SetCacheBytes(t.cache); err != nil {
-		return err
-	}
+	return m.apply(c, t)
+}
+
+// apply sets what was read, or leaves all as it was.
+func (m *mountProcess) apply(c interface{ SetCacheBytes(n int64) error }, t *tunables) error {
+	before := m.store.limits.Status()
 	if err := m.store.limits.Set(t.uploads, t.downloads); err != nil {
 		return err
 	}
-	m.store.speed.Set(t.bandwidth)
+	if err := c.SetCacheBytes(t.cache); err != nil {
+		return errors.Join(err, m.store.limits.Set(before.Uploads.Most, before.Downloads.Most))
+	}
+	m.store.speed.Set(t.bandwidth) // can't fail
 	m.log.Info("configuration read anew", "cache", size(t.cache), "uploads", t.uploads, "downloads", t.downloads, "upload_limit", size(t.bandwidth.Upload), "download_limit", size(t.bandwidth.Download))
 	return nil
 }
