@@ -269,7 +269,7 @@ func refusePinned(ctx context.Context, s objstore.Store, url string, claims bool
 		return kept
 	}
 	slices.Sort(clones)
-	return fmt.Errorf("%w: %s shares its past with its clone at %s: `cistern clone --detach` copies what a clone shares, and `cistern clone list --prune` forgets clones that are gone; --force deletes it all the same, and what they share with it",
+	return fmt.Errorf("%w: %s shares its past with its clone at %s: `cistern clone --detach` copies what a clone shares, and `cistern clone list --prune <id>` forgets one that is gone for good; --force deletes it all the same, and what they share with it",
 		ErrPinned, url, strings.Join(slices.Compact(clones), " and at "))
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -19,20 +20,23 @@ type cloneLine struct {
 	URL    string    `json:"url"`
 	Commit uint64    `json:"commit"` // of this volume, which it keeps
 	Made   time.Time `json:"made"`
-	Gone   bool      `json:"gone"` // there is no such volume any more
+	Lost   bool      `json:"not_found"` // there is no such volume at its URL, as this machine sees it
 	Pruned bool      `json:"pruned,omitempty"`
 	Error  string    `json:"error,omitempty"` // why it is not known
 }
 
 func (a *app) cloneListCommand() *cobra.Command {
-	var asJSON, prune bool
+	var asJSON bool
+	var prune string
 	c := &cobra.Command{
 		Use: "list <vol>", Short: "List the clones that share with a volume", Args: cobra.ExactArgs(1), ValidArgsFunction: completeVolume,
-		Long: `Lists the clones that share with a volume, which is kept for them. A clone that is
-gone without its pin, because its bucket was emptied, still keeps it; --prune ends
-that.`,
+		Long: `Lists the clones that share with a volume, which is kept for them. A clone that was
+deleted without its pin, because its bucket was emptied, still keeps it; --prune
+with the clone's id ends that. Make sure first that it is gone for good: a clone
+whose bucket this machine can't see, or whose disk is not mounted, is not found
+either, and loses what it shares.`,
 	}
-	c.Flags().BoolVar(&prune, "prune", false, "forget clones that are gone")
+	c.Flags().StringVar(&prune, "prune", "", "id of a clone that is gone for good, to forget it")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		s, _, err := a.snapshotsOf(ctx, args[0])
@@ -43,9 +47,12 @@ that.`,
 		if err != nil {
 			return err
 		}
+		if prune != "" && !slices.ContainsFunc(pins, func(p gateway.ClonePin) bool { return p.Volume == prune }) {
+			return usage(fmt.Errorf("--prune %s: no clone with this id shares with %s", prune, args[0]))
+		}
 		lines := []cloneLine{}
 		for _, p := range pins {
-			lines = append(lines, a.cloneLine(ctx, s, p, prune))
+			lines = append(lines, a.cloneLine(ctx, s, p, p.Volume == prune))
 		}
 		if asJSON {
 			return a.printJSON(lines)
@@ -64,7 +71,7 @@ func (a *app) cloneLine(ctx context.Context, s *store, p gateway.ClonePin, prune
 		if opened, err = a.openStore(ctx, u, false, nil); err == nil {
 			clone = opened
 		} else if errors.Is(err, objstore.ErrNoBucket) {
-			err = nil // and the clone with it
+			err = nil // nor the clone in it
 		}
 	}
 	alive := false
@@ -72,7 +79,7 @@ func (a *app) cloneLine(ctx context.Context, s *store, p gateway.ClonePin, prune
 		alive, err = gateway.CloneAlive(ctx, clone, p)
 	}
 	if err == nil && !alive {
-		l.Gone = true
+		l.Lost = true
 		if prune {
 			err = gateway.PruneClonePin(ctx, s, clone, p)
 			l.Pruned = err == nil
@@ -89,7 +96,7 @@ func (a *app) tableOfClones(lines []cloneLine) error {
 		return a.say("no clones share with it")
 	}
 	w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "CLONE\tCOMMIT\tMADE\tSTATE")
+	fmt.Fprintln(w, "CLONE\tID\tCOMMIT\tMADE\tSTATE")
 	for i := range lines {
 		l := &lines[i]
 		state := "there"
@@ -97,11 +104,11 @@ func (a *app) tableOfClones(lines []cloneLine) error {
 		case l.Error != "":
 			state = l.Error
 		case l.Pruned:
-			state = "gone, forgotten"
-		case l.Gone:
-			state = "gone: --prune forgets it"
+			state = "forgotten"
+		case l.Lost:
+			state = "not found: once it is gone for good, --prune with its id forgets it"
 		}
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\n", text(l.URL).shown(), l.Commit, snapshotTime(l.Made), state)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\n", text(l.URL).shown(), l.Volume, l.Commit, snapshotTime(l.Made), state)
 	}
 	if err := w.Flush(); err != nil {
 		return fmt.Errorf("write the answer: %w", err)

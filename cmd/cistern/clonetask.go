@@ -291,6 +291,7 @@ func (a *app) clones() ([]cloneStatus, error) {
 				}
 			}
 		}
+		s.ID = e.Name() // what is removed by it later must be this directory
 		list = append(list, s)
 	}
 	return list, nil
