@@ -276,7 +276,11 @@ func TestS3_Outage_LiveMount(t *testing.T) {
 			a.endMount(a.mnt)
 			for name, want := range map[string][]byte{"before": before, "during": during} {
 				if got := a.must("cat", awayURL, name); got != string(want) {
-					t.Errorf("%s in the bucket has other bytes than were written", name)
+					first := 0
+					for first < min(len(got), len(want)) && got[first] == want[first] {
+						first++
+					}
+					t.Errorf("%s in the bucket has other bytes than were written: %d of %d bytes, and others from %d on: %.32x", name, len(got), len(want), first, got[first:])
 				}
 			}
 		})

@@ -184,6 +184,15 @@ func (p *place) endMount(mnt string) {
 		p.kill(pid)
 		p.run("umount", mnt)
 	}
+	// Its process answers for a moment longer; what is read next is the bucket's.
+	cmdline := fmt.Sprintf("/proc/%d/cmdline", pid)
+	for try := 0; try < 1000; try++ {
+		if text, err := os.ReadFile(cmdline); err != nil || len(text) == 0 {
+			return // gone, or waits to be reaped
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	p.t.Errorf("the process %d of %s has not ended", pid, mnt)
 }
 
 func TestS3_BucketWithVersions_IsWarnedOf(t *testing.T) {
