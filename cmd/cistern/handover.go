@@ -132,7 +132,7 @@ func (m *mountProcess) leaveTree() {
 	out := make(chan struct{})
 	select {
 	case m.leave <- out:
-	case <-m.closed:
+	case <-m.gate.closing.Done():
 		return
 	}
 	select {

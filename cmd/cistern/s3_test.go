@@ -184,15 +184,6 @@ func (p *place) endMount(mnt string) {
 		p.kill(pid)
 		p.run("umount", mnt)
 	}
-	// Its process answers for a moment longer; what is read next is the bucket's.
-	cmdline := fmt.Sprintf("/proc/%d/cmdline", pid)
-	for try := 0; try < 1000; try++ {
-		if text, err := os.ReadFile(cmdline); err != nil || len(text) == 0 {
-			return // gone, or waits to be reaped
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	p.t.Errorf("the process %d of %s has not ended", pid, mnt)
 }
 
 func TestS3_BucketWithVersions_IsWarnedOf(t *testing.T) {
@@ -341,6 +332,43 @@ func TestS3Options_EveryKey(t *testing.T) {
 		got, err := a.s3Options(objstore.URL{Scheme: objstore.SchemeS3, Bucket: "bucket", Path: "some/prefix"}, false)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%q: %+v, %v; want %+v", text, got, err, want)
+		}
+	}
+}
+
+// One URL is two volumes when two services have a bucket of that name: a command
+// asks the mount of the one that its own settings mean.
+func TestS3_TwoServicesOneURL_EachHasItsOwnMount(t *testing.T) {
+	testenv.NeedFUSE(t)
+	const u = "s3://bucket/same/prefix"
+	p := newPlace(t)
+	var configs, mounts []string
+	in := func(service int) { p.env["CISTERN_CONFIG"] = configs[service] }
+	for i := range 2 {
+		srv := newS3Server(t)
+		name := srv.config(p)
+		if err := os.Rename(name, fmt.Sprintf("%s.%d", name, i)); err != nil {
+			t.Fatal(err)
+		}
+		configs, mounts = append(configs, fmt.Sprintf("%s.%d", name, i)), append(mounts, p.path(fmt.Sprintf("mnt%d", i)))
+		if err := os.Mkdir(mounts[i], 0o755); err != nil {
+			t.Fatal(err)
+		}
+		in(i)
+		p.must("format", u)
+		p.mustBinary("mount", u, mounts[i], "--state", p.path(fmt.Sprintf("state%d", i)))
+		t.Cleanup(func() { in(i); p.endMount(mounts[i]) })
+		if err := os.WriteFile(filepath.Join(mounts[i], "who"), fmt.Appendf(nil, "service %d", i), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 2 {
+		in(i)
+		if got, want := p.must("cat", u, "who"), fmt.Sprintf("service %d", i); got != want {
+			t.Errorf("in service %d: %q", i, got)
+		}
+		if got := decode[mountStatus](t, p.must("status", "--json", u)).MountPoint; string(got) != mounts[i] {
+			t.Errorf("status in service %d is of %s", i, got)
 		}
 	}
 }

@@ -80,6 +80,7 @@ type mountProcess struct {
 	noWait bool               // told to leave the rest in the journal
 
 	unmounts sync.RWMutex // held shared while a command's unmount runs
+	gate     *gate        // of requests over the control socket
 
 	relay  *relayed           // the binary log relay in this process; nil for none
 	leave  chan chan struct{} // asks for an unmount; the answer comes when it is out of the tree
@@ -127,7 +128,7 @@ func (a *app) mountForeground(ctx context.Context, o *mountOptions) error {
 		defer f.Close() // every line was written at once
 		out = f
 	}
-	m := &mountProcess{a: a, o: o, log: slog.New(slog.NewTextHandler(out, nil)), started: time.Now(), leave: make(chan chan struct{}), closed: make(chan struct{})}
+	m := &mountProcess{a: a, o: o, log: slog.New(slog.NewTextHandler(out, nil)), started: time.Now(), leave: make(chan chan struct{}), closed: make(chan struct{}), gate: newGate()}
 	if err == nil {
 		err = m.run(ctx)
 	}
@@ -387,6 +388,7 @@ func (m *mountProcess) serve(ctx context.Context) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
+		m.gate.shut()
 		m.result = m.close(ctx)
 	}()
 	for open := true; open; {
@@ -559,5 +561,5 @@ func (m *mountProcess) status() mountStatus {
 
 func (m *mountProcess) ping() ping {
 	s := m.v.Status()
-	return ping{PID: os.Getpid(), URL: m.name(), Volume: s.Volume, MountPoint: text(m.fs.Dir()), Owns: s.Owns}
+	return ping{PID: os.Getpid(), URL: m.name(), Volume: s.Volume, MountPoint: text(m.fs.Dir()), Place: m.store.place, Owns: s.Owns, Closing: m.gate.closed()}
 }

@@ -46,7 +46,7 @@ func (a *app) statusCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		owner, err := a.server(ctx, t)
+		owner, err := a.process(ctx, t)
 		if err != nil {
 			return err
 		}
@@ -279,7 +279,7 @@ func (a *app) topCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		owner, err := a.server(ctx, t)
+		owner, err := a.process(ctx, t)
 		if err != nil {
 			return err
 		}

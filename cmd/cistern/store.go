@@ -122,6 +122,7 @@ type store struct {
 	requests requestOptions
 	keys     *gateway.Keys                               // of an encrypted volume, when it was opened as one
 	doc      *metadata.VolumeDoc                         // of the volume, when it was opened as one; nil: there is none
+	place    string                                      // of the service that has the bucket
 	warnings func(ctx context.Context) ([]string, error) // of the bucket's settings
 	clear    func(ctx context.Context) error             // of what an empty bucket has beside keys
 }
@@ -168,6 +169,7 @@ func (a *app) openStoreWith(ctx context.Context, u objstore.URL, create bool, re
 	if err != nil {
 		return nil, err
 	}
+	d.place = servicePlace(s)
 	d.clear = func(context.Context) error { return nil }
 	if c, ok := s.(interface {
 		Clear(ctx context.Context) error
@@ -181,6 +183,31 @@ func (a *app) openStoreWith(ctx context.Context, u objstore.URL, create bool, re
 		d.warnings = func(ctx context.Context) ([]string, error) { return w.Warnings(ctx, u.Prefix()) }
 	}
 	return d, nil
+}
+
+// servicePlace names the service that has a provider's bucket: what a URL means depends
+// on the endpoint that is set. Empty where there is only one, this machine.
+func servicePlace(s objstore.Store) string {
+	if p, ok := s.(interface{ Place() string }); ok {
+		return p.Place()
+	}
+	return ""
+}
+
+// place is servicePlace for what a URL means to this command; no request is made.
+func (a *app) place(ctx context.Context, u objstore.URL) (string, error) {
+	if u.Scheme == objstore.SchemeFile {
+		return "", nil
+	}
+	p, ok := a.providers()[u.Scheme]
+	if !ok {
+		return "", nil // which the caller hears when it opens the store
+	}
+	s, err := p.open(ctx, u)
+	if err != nil {
+		return "", err
+	}
+	return servicePlace(s), nil
 }
 
 // decorate puts the decorators around a provider, in the order that package

@@ -180,27 +180,29 @@ type ping struct {
 	URL        string `json:"url"`
 	Volume     string `json:"volume"`
 	MountPoint text   `json:"mount_point"`
-	Owns       bool   `json:"owns"` // it is the volume's writer, as far as it knows
+	Place      string `json:"place"`   // of the service that has the bucket
+	Owns       bool   `json:"owns"`    // it is the volume's writer, as far as it knows
+	Closing    bool   `json:"closing"` // it answers for itself, not for the volume any more
 }
 
-// server returns a client of the process that serves the mounted point that a
-// target names, and else of the volume's owner; nil when there is none.
+// process returns a client of the process that serves the mounted point that a
+// target names, and else of the volume's owner, also one that is just ending; nil
+// when there is none.
+func (a *app) process(ctx context.Context, t target) (*control.Client, error) {
+	c, _, err := a.findServer(ctx, t)
+	return c, err
+}
+
+// server is process for who wants something of the volume: it waits until one that
+// is just ending has ended.
 func (a *app) server(ctx context.Context, t target) (*control.Client, error) {
-	if !t.fixed {
-		return a.owner(ctx, t)
-	}
-	r, ok := a.findRecord(t.mount)
-	if !ok {
-		return nil, nil
-	}
-	u := t.url
-	u.Point = t.point
-	c, _, err := pingSocket(ctx, string(r.Socket), u)
+	c, _, err := a.unlessClosing(ctx, t, a.findServer)
 	return c, err
 }
 
 // owner returns a client of the process of this machine that owns the volume,
-// or that serves the directory that was named; nil when none does.
+// or that serves the directory that was named; nil when none does. It waits until
+// one that is just ending has ended.
 func (a *app) owner(ctx context.Context, t target) (*control.Client, error) {
 	c, _, err := a.findOwner(ctx, t)
 	return c, err
@@ -209,6 +211,53 @@ func (a *app) owner(ctx context.Context, t target) (*control.Client, error) {
 // findOwner is owner with what the process said about itself. A mount that was
 // fenced or handed over shows a past: it counts only when its directory was named.
 func (a *app) findOwner(ctx context.Context, t target) (*control.Client, ping, error) {
+	return a.unlessClosing(ctx, t, a.findAnyOwner)
+}
+
+// endPause is the time between looks at a process that is ending, and endPatience
+// the time after which the user is told what is waited for.
+const (
+	endPause    = 50 * time.Millisecond
+	endPatience = 2 * time.Second
+)
+
+// unlessClosing finds a process, and waits for the end of one that closes its
+// volume: it takes as long as what is not committed takes to the bucket, or ends
+// without when that makes no progress.
+func (a *app) unlessClosing(ctx context.Context, t target, find func(context.Context, target) (*control.Client, ping, error)) (*control.Client, ping, error) {
+	begin, told := time.Now(), false
+	for {
+		c, p, err := find(ctx, t)
+		if err != nil || c == nil || !p.Closing {
+			return c, p, err
+		}
+		if !told && time.Since(begin) > endPatience {
+			a.note("process %d is unmounting %s: waiting for its end", p.PID, t.url)
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+			return nil, p, gateway.ErrInterrupted
+		case <-time.After(endPause):
+		}
+	}
+}
+
+func (a *app) findServer(ctx context.Context, t target) (*control.Client, ping, error) {
+	if !t.fixed {
+		return a.findAnyOwner(ctx, t)
+	}
+	r, ok := a.findRecord(t.mount)
+	if !ok {
+		return nil, ping{}, nil
+	}
+	u := t.url
+	u.Point = t.point
+	return pingSocket(ctx, string(r.Socket), u)
+}
+
+// findAnyOwner is findOwner for one that is just ending, too.
+func (a *app) findAnyOwner(ctx context.Context, t target) (*control.Client, ping, error) {
 	// The registry first: it answers while the store is away.
 	if c, p, err := a.findRecorded(ctx, t); c != nil || err != nil {
 		return c, p, err
@@ -223,11 +272,23 @@ func (a *app) findOwner(ctx context.Context, t target) (*control.Client, ping, e
 	return findLeased(ctx, t, s)
 }
 
-// findRecorded is findOwner by the registry alone.
+// findRecorded is findAnyOwner by the registry alone. Which volume a URL means
+// depends on the endpoint that is set: a mount of the same URL in another service
+// is passed over.
 func (a *app) findRecorded(ctx context.Context, t target) (*control.Client, ping, error) {
-	for _, r := range a.records(t) {
+	list := a.records(t)
+	if len(list) == 0 {
+		return nil, ping{}, nil
+	}
+	place, err := "", error(nil)
+	if t.mount == "" {
+		if place, err = a.place(ctx, t.url); err != nil {
+			return nil, ping{}, err
+		}
+	}
+	for _, r := range list {
 		c, p, err := pingSocket(ctx, string(r.Socket), t.url)
-		if err != nil || c != nil && (p.Owns || t.mount != "") {
+		if err != nil || c != nil && (t.mount != "" || p.Owns && p.Place == place) {
 			return c, p, err
 		}
 	}

@@ -45,7 +45,7 @@ the mount stays.`,
 			return err
 		}
 		r, found := a.findRecord(m.dir)
-		owner, err := a.server(ctx, t)
+		owner, err := a.process(ctx, t)
 		if err != nil && !found {
 			return err
 		}

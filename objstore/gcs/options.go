@@ -118,6 +118,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	return &Store{o: o, base: endpoint + apiPath, hc: hc, client: client, bucket: bucket}, nil
 }
 
+// Place names the service that is asked, by its address. It makes no request.
+func (s *Store) Place() string { return s.base }
+
 // client returns the HTTP client of all requests.
 func (o Options) client() (*http.Client, error) {
 	creds, err := o.credentials()

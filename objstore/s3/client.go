@@ -72,6 +72,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	return s, nil
 }
 
+// Place names the service that is asked, by its address. It makes no request.
+func (s *Store) Place() string { return s.where }
+
 // configure sets the client's own options.
 func (s *Store) configure(c *awss3.Options) {
 	c.Retryer = aws.NopRetryer{}
