@@ -285,7 +285,7 @@ func (j *Journal) nextLSN() LSN {
 // roll goes on to the next file.
 func (j *Journal) roll() (*file, error) {
 	next := j.nextLSN()
-	f, named, err := j.newFile(fileHeader{epoch: j.epoch, first: next, after: next - 1, durable: j.Durable()})
+	f, named, err := j.newFile(fileHeader{epoch: j.epoch, first: next, after: next - 1, durable: j.Durable()}, j.takeSpare)
 	if err != nil {
 		if named {
 			err = j.giveUp(err)

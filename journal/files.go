@@ -80,15 +80,15 @@ func (j *Journal) takeSpare() (*file, error) {
 	return j.createSpare(false)
 }
 
-// newFile puts a spare file to use: it is durable under its name when it
-// returns. A file that fails is given up and another one tried, once. After a
+// newFile puts a spare file that take returns to use: it is durable under its
+// name when it returns. A file that fails is given up and another one tried, once. After a
 // failure named tells that a file may come back under the name after a power
 // loss; what is appended to an older file would then be dead. The append lock is
 // held.
-func (j *Journal) newFile(head fileHeader) (f *file, named bool, err error) {
+func (j *Journal) newFile(head fileHeader, take func() (*file, error)) (f *file, named bool, err error) {
 	var failures error
 	for range 2 {
-		f, err := j.takeSpare()
+		f, err := take()
 		if err != nil {
 			return nil, named, errors.Join(err, failures)
 		}

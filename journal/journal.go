@@ -151,7 +151,7 @@ func (j *Journal) Start(epoch uint64, next LSN) error {
 		return err
 	}
 	j.advance(max(j.replay.last, j.replay.after))
-	f, _, err := j.newFile(fileHeader{epoch: epoch, first: next, after: max(j.replay.last, j.replay.after), durable: j.Durable()})
+	f, _, err := j.newFile(fileHeader{epoch: epoch, first: next, after: max(j.replay.last, j.replay.after), durable: j.Durable()}, j.spareForStart)
 	if err != nil {
 		return err
 	}

@@ -178,7 +178,8 @@ func (j *Journal) spareForRewrite() (*file, error) {
 }
 
 // spareForStart takes a spare file, which nobody has reserved yet, before it
-// makes one.
+// makes one, on top of MaxBytes when it must: a journal that was killed while it
+// was full has no other way on, and Free brings it back below.
 func (j *Journal) spareForStart() (*file, error) {
 	f, err := j.takeSpare()
 	if !errors.Is(err, ErrNoSpace) {

@@ -264,3 +264,53 @@ func TestJournal_Append_MaxUnsyncedBytes(t *testing.T) {
 		t.Fatal("nothing was synced")
 	}
 }
+
+// A process killed while its journal is full leaves no file for the next one:
+// that one begins all the same, as often as it is killed, and the engine's
+// reservation, by which records get to the bucket and are freed, is granted.
+func TestJournal_Start_AfterAKillOfAFullJournal(t *testing.T) {
+	for _, synced := range []bool{true, false} {
+		t.Run(map[bool]string{true: "synced", false: "unsynced"}[synced], func(t *testing.T) {
+			disk := newDisk(t)
+			j := start(t, disk, smallOptions())
+			reserved := func() {
+				t.Helper()
+				r, err := j.Reserve(context.Background(), 5000, true)
+				must(t, err)
+				_, _, err = j.Append(r, testEntry(uint64(j.End()+1), 4900))
+				must(t, err)
+				r.Release()
+			}
+			for j.Stats().Files < 4 {
+				reserved()
+			}
+			if synced {
+				syncAll(t, j)
+			}
+			if s := j.Stats(); s.Files != 4 || s.Spares != 0 {
+				t.Fatalf("the journal is not full: %+v", s)
+			}
+			end := j.End()
+			for range 3 {
+				disk = disk.Crash(nil, vfs.KillProcess)
+				j = start(t, disk, smallOptions())
+				if j.End() != end {
+					t.Fatalf("it went on after lsn %d, not %d", j.End(), end)
+				}
+				reserved()
+				end = j.End()
+			}
+			syncAll(t, j)
+			must(t, j.Free(end))
+			stop(t, j)
+			j = start(t, disk, smallOptions())
+			defer stop(t, j)
+			if s := j.Stats(); s.Files+s.Spares > 4 {
+				t.Fatalf("the journal is above its limit after everything was freed: %+v", s)
+			}
+			r, err := j.Reserve(context.Background(), 2500, false)
+			must(t, err)
+			r.Release()
+		})
+	}
+}
