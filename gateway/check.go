@@ -309,21 +309,33 @@ func (c *check) listing(key string) (size int64, ok bool) {
 	return size, ok
 }
 
+// stored returns the size of what a key has in the bucket.
+func (c *check) stored(ctx context.Context, key string) (size int64, there bool, err error) {
+	if size, there = c.listing(key); there {
+		return size, true, nil
+	}
+	// It may be younger than the listing.
+	i, err := c.store.Head(ctx, key)
+	if errors.Is(err, objstore.ErrNotExist) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, storeError("look at "+key, err)
+	}
+	return i.Size, true, nil
+}
+
+const isMissing = "is missing"
+
 // lookUp says whether a key is there with a size, and what is wrong if not.
 func (c *check) lookUp(ctx context.Context, key string, size int64) (wrong string, err error) {
-	got, ok := c.listing(key)
-	if !ok {
-		// It may be younger than the listing.
-		i, err := c.store.Head(ctx, key)
-		if errors.Is(err, objstore.ErrNotExist) {
-			return "is missing", nil
-		}
-		if err != nil {
-			return "", storeError("look at "+key, err)
-		}
-		got = i.Size
-	}
-	if got != size {
+	got, there, err := c.stored(ctx, key)
+	switch {
+	case err != nil:
+		return "", err
+	case !there:
+		return isMissing, nil
+	case got != size:
 		return fmt.Sprintf("has %d bytes instead of %d", got, size), nil
 	}
 	return "", nil
@@ -376,18 +388,17 @@ func (c *check) deadThings(ctx context.Context) error {
 		return fmt.Errorf("dead things of the index: %w", err)
 	}
 	for _, d := range list {
-		size, _ := c.listing(d.Key) // any will do
-		wrong, err := c.lookUp(ctx, d.Key, size)
+		_, there, err := c.stored(ctx, d.Key)
 		if err != nil {
 			return err
 		}
-		if wrong == "" {
+		if there {
 			continue
 		}
 		if now, err := c.ix.Dead(d.Key); err != nil || now.State != metadata.DeadKept {
 			continue // collected meanwhile
 		}
-		c.problem(Problem{Key: d.Key, Reason: fmt.Sprintf("%s; commits %d to %d need it", wrong, d.Birth, d.Death-1)})
+		c.problem(Problem{Key: d.Key, Reason: fmt.Sprintf("%s; commits %d to %d need it", isMissing, d.Birth, d.Death-1)})
 	}
 	return nil
 }

@@ -68,6 +68,28 @@ func TestView_Check_SoundVolume(t *testing.T) {
 	}
 }
 
+// What was stored and replaced while the check ran is in no listing of the check, and
+// is no damage.
+func TestVolume_Check_ObjectsThatCameAndDiedMeanwhile(t *testing.T) {
+	l := checkLab(t)
+	v := l.mustMount(nil)
+	defer v.Abandon()
+	h := mkfile(t, v, metadata.RootInode, "busy")
+	defer h.Close()
+	rounds := 0
+	r, err := v.Check(bg, CheckOptions{Problem: func(p Problem) { t.Errorf("found %s", p) }, Progress: func(int64, int64) {
+		if rounds++; rounds == 1 {
+			for range 3 {
+				pwrite(t, h, fill(l.rng, 8192), 0)
+				checkAfterCommit(t, v)
+			}
+		}
+	}})
+	if err != nil || rounds == 0 || r.Problems != 0 {
+		t.Errorf("%d calls of progress, %+v, %v", rounds, r, err)
+	}
+}
+
 func TestVolume_Check_SeesWhatTheBucketLost(t *testing.T) {
 	l := checkLab(t)
 	v := l.mustMount(nil)
