@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -266,6 +267,42 @@ func TestDestroy_EveryFailure_CanGoOn(t *testing.T) {
 		}
 		if err := Destroy(bg, s, "mem://lab", metadata.Owner{}, false, false, func(int) {}); len(snapshotKeys(t, s)) > 0 {
 			t.Errorf("after a failure of call %d destroy can't go on: %v", n, err)
+		}
+	}
+}
+
+// Whenever it is interrupted before it has sent the first deletion, whose outcome
+// would not be known, the volume can be read as before.
+func TestDestroy_InterruptedAtEveryCall_LeavesNoVolumeThatCannotBeRead(t *testing.T) {
+	l := checkLab(t)
+	for n, kept := 0, 0; ; n++ {
+		s := l.bucket.Snapshot()
+		ctx, cancel := context.WithCancel(bg)
+		sent := false
+		f := faultstore.New(s, func(op faultstore.Op, _ string, at int) faultstore.Fault {
+			sent = sent || op == faultstore.Delete
+			if at == n {
+				cancel()
+			}
+			return faultstore.Fault{}
+		})
+		err := Destroy(ctx, f, "mem://lab", metadata.Owner{}, false, false, func(int) {})
+		f.Close()
+		cancel()
+		if n >= f.Calls() {
+			if err != nil || kept < 3 {
+				t.Errorf("without an interruption: %v; %d interruptions left the volume", err, kept)
+			}
+			return
+		}
+		if sent {
+			continue
+		}
+		kept++
+		if v, verr := bucketView(s, nil); verr != nil {
+			t.Errorf("interrupted at call %d (%v), it can't be read: %v", n, err, verr)
+		} else {
+			v.Close()
 		}
 	}
 }

@@ -215,7 +215,7 @@ func takeToDestroy(ctx context.Context, s objstore.Store, url string, owner meta
 	// What follows can't be taken back: the lease must read as it was written.
 	now, _, err := readLease(ctx, s)
 	if err != nil {
-		return err
+		return errors.Join(err, giveBackDestroyed(ctx, s))
 	}
 	if now.Epoch != next.Epoch || now.Reign != next.Reign {
 		return lostSwap(fmt.Sprintf("the lease was taken to destroy the volume as epoch %d, and it reads as that of %s, epoch %d", next.Epoch, ownerName(now.Owner), now.Epoch))
@@ -223,13 +223,17 @@ func takeToDestroy(ctx context.Context, s objstore.Store, url string, owner meta
 	return nil
 }
 
-// giveBackDestroyed releases the lease that was taken to destroy a volume.
+// giveBackDestroyed releases the lease that was taken to destroy a volume, also
+// when ctx has ended: with it nobody could read the volume.
 func giveBackDestroyed(ctx context.Context, s objstore.Store) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pinGiveUp)
+	defer cancel()
 	l, version, err := readLease(ctx, s)
 	if err != nil || l.Reign != reignDestroyed {
 		return err
 	}
-	l.Reign, l.Nonce, l.Released = reignKept, reignKept, true
+	l.Reign, l.Released = reignKept, true
+	l.Nonce = fmt.Sprintf("%s-%d", reignKept, l.Epoch) // new at every write
 	if _, err := objstore.CompareAndSwap(ctx, s, metadata.LeaseKey, version, metadata.EncodeLease(l)); err != nil {
 		return storeError("give the lease back", err)
 	}
