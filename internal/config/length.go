@@ -31,7 +31,7 @@ func ParseLength(s string) (time.Duration, error) {
 		}
 		n, err := strconv.ParseUint(digits, 10, 64)
 		if err != nil || n > uint64(mostLength/u.of) {
-			return 0, fmt.Errorf("%q is more than a hundred years", s)
+			return 0, tooLong(s)
 		}
 		d += time.Duration(n) * u.of
 		rest = after
@@ -46,15 +46,20 @@ func ParseLength(s string) (time.Duration, error) {
 	if more < 0 {
 		return 0, errors.New("a length of time can't be negative")
 	}
+	if more > mostLength { // the sum might not fit
+		return 0, tooLong(s)
+	}
 	return d + more, within(s, d+more)
 }
 
 func within(s string, d time.Duration) error {
 	if d > mostLength {
-		return fmt.Errorf("%q is more than a hundred years", s)
+		return tooLong(s)
 	}
 	return nil
 }
+
+func tooLong(s string) error { return fmt.Errorf("%q is more than a hundred years", s) }
 
 // FormatLength writes a length as ParseLength reads it, in the largest units.
 func FormatLength(d time.Duration) string {

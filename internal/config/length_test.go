@@ -18,7 +18,7 @@ func TestParseLength_Cases(t *testing.T) {
 			t.Errorf("%v is written as %q, which is %v, %v", want, FormatLength(want), back, err)
 		}
 	}
-	for _, s := range []string{"", "7", "d", "-1d", "-5m", "1d-5m", "1.5d", "1d1w", "9999999w", "99999999999999999999d", "1000000h", "7 d", "1y"} {
+	for _, s := range []string{"", "7", "d", "-1d", "-5m", "1d-5m", "1.5d", "1d1w", "9999999w", "99999999999999999999d", "1000000h", "7 d", "1y", "5200w36400d2000000h"} {
 		if got, err := ParseLength(s); err == nil {
 			t.Errorf("%q: %v", s, got)
 		}
