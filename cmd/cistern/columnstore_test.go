@@ -180,6 +180,41 @@ func TestMount_DBRoots_EachHasItsOwner(t *testing.T) {
 	}
 }
 
+// What the file says of mounts counts for each DBRoot, the second as well as the first.
+func TestMount_DBRoots_SettingsOfTheFileCountForEach(t *testing.T) {
+	testenv.NeedFUSE(t)
+	p, w, conf := smPlace(t, "")
+	dir, state := p.path("columnstore"), p.path("state")
+	for _, root := range []string{"data1", "data2"} {
+		w.File(root+"/f", w.Whole(5)...)
+	}
+	p.must("import", "columnstore", "--config", conf)
+	plain := p.plainConfig(conf)
+	text := readFile(t, plain) + "[mount]\njournal_size = 8m\nstate = " + state + "\n"
+	if err := os.WriteFile(plain, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	roots := []string{filepath.Join(dir, "data1"), filepath.Join(dir, "data2")}
+	t.Cleanup(func() {
+		for _, d := range roots {
+			if r, ok := (&app{lookup: os.LookupEnv}).findRecord(d); ok {
+				p.kill(r.PID)
+			}
+			_ = syscall.Unmount(d, syscall.MNT_DETACH) // fails where nothing is mounted any more
+		}
+	})
+	p.mustBinary("mount", "--config", plain, "--read-only", dir)
+	for _, d := range roots {
+		if got, err := os.ReadFile(filepath.Join(d, "f")); err != nil || len(got) != 5 {
+			t.Errorf("%s: %d bytes, %v", d, len(got), err)
+		}
+		if r, _ := (&app{lookup: os.LookupEnv}).findRecord(d); string(r.StateDir) != filepath.Join(state, filepath.Base(d)) {
+			t.Errorf("%s has its state in %s", d, r.StateDir)
+		}
+		p.must("umount", d)
+	}
+}
+
 // plainConfig writes the file anew without variables, which the program of its own
 // has not.
 func (p *place) plainConfig(conf string) string {

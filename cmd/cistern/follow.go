@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/pflag"
-
 	"github.com/cisternfs/cistern/fuse"
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/vfs"
@@ -39,9 +37,9 @@ const (
 // writerFlag is the first flag on the command line that only a mount that is
 // written to has; empty: none. From the environment or a file they may come for
 // others.
-func writerFlag(f *pflag.FlagSet) string {
+func (o *mountOptions) writerFlag() string {
 	for _, name := range []string{"durability", "commit-interval", "journal-size", "upload-limit", "limit-reached", "takeover", "accept-lost-journal", "on-lease-lost", "wait"} {
-		if f.Changed(name) {
+		if _, given := o.onLine[name]; given {
 			return name
 		}
 	}
@@ -49,7 +47,9 @@ func writerFlag(f *pflag.FlagSet) string {
 }
 
 // refuseFlags fails for flags that don't go with the kind of mount.
-func (o *mountOptions) refuseFlags(writer string, interval bool) error {
+func (o *mountOptions) refuseFlags() error {
+	writer := o.writerFlag()
+	_, interval := o.onLine["follow-interval"]
 	switch {
 	case writer != "" && o.t.point != "":
 		return fmt.Errorf("--%s: a mount of the point %s is read-only and has no journal and no lease", writer, o.t.point)

@@ -231,7 +231,6 @@ func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) er
 		return err
 	}
 	o.t = given
-	writer, interval := writerFlag(c.Flags()), c.Flags().Changed("follow-interval")
 	if err := a.applyMountFile(o, c.Flags(), file); err != nil {
 		return err
 	}
@@ -248,7 +247,7 @@ func (a *app) mountSettings(c *cobra.Command, o *mountOptions, args []string) er
 		}
 	}
 	o.follows = o.t.point == "" && (o.readOnly || o.fuse.ReadOnly)
-	if err := o.refuseFlags(writer, interval); err != nil {
+	if err := o.refuseFlags(); err != nil {
 		return err
 	}
 	if o.dir, err = filepath.Abs(args[1]); err != nil {

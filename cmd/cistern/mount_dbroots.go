@@ -37,6 +37,13 @@ func (a *app) mountDBRoots(ctx context.Context, c *cobra.Command, o *mountOption
 	if len(roots) > 1 && (o.foreground || o.metrics != "") {
 		return usage(errors.New("--foreground and --metrics-addr are for one volume: mount the DBRoots one by one"))
 	}
+	file, err := a.readConfig()
+	if err == nil {
+		err = a.applyMountFile(o, c.Flags(), file)
+	}
+	if err != nil {
+		return a.tellParent(o, usage(err))
+	}
 	var all error
 	base := *o
 	for _, r := range roots {
