@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -483,9 +484,9 @@ func TestPin_PinCommit_EveryFailure(t *testing.T) {
 // second-th. It says whether the collection and other got that far.
 func interleave(collecting *faultstore.Store, first, second int, other *faultstore.Store, stop int, run func(), collect func()) (far, stopped bool) {
 	paused, resume, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	calls := 0
+	var calls atomic.Int64
 	other.SetHook(func(faultstore.Op, string, int) faultstore.Fault {
-		if calls++; calls == stop+1 {
+		if calls.Add(1) == int64(stop+1) {
 			stopped = true
 			close(paused)
 			<-resume

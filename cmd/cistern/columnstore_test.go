@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cisternfs/cistern/columnstore"
 	"github.com/cisternfs/cistern/columnstore/storagemanager/smtest"
@@ -95,6 +98,54 @@ func TestImportColumnStore_RoundTrip(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// An export has the owners and times of directories and links, too, the top's among them.
+func TestExport_DirectoriesAndLinks_OwnersModesAndTimes(t *testing.T) {
+	testenv.NeedFUSE(t)
+	p, mnt := mountPlace(t)
+	p.mount()
+	const uid, gid = 1234, 2345
+	at := time.Unix(1_700_000_000, 123_456_789)
+	for _, err := range []error{
+		os.MkdirAll(filepath.Join(mnt, "d", "e"), 0o755), os.WriteFile(filepath.Join(mnt, "d", "f"), []byte("x"), 0o640), os.Symlink("f", filepath.Join(mnt, "d", "l")),
+		os.Chmod(filepath.Join(mnt, "d", "e"), 0o577), os.Chmod(mnt, 0o711),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := []string{"d/e", "d/f", "d/l", "d", ""}
+	for _, name := range names {
+		path := filepath.Join(mnt, name)
+		ts := []unix.Timespec{unix.NsecToTimespec(at.UnixNano()), unix.NsecToTimespec(at.UnixNano())}
+		if err := errors.Join(os.Lchown(path, uid, gid), unix.UtimesNanoAt(unix.AT_FDCWD, path, ts, unix.AT_SYMLINK_NOFOLLOW)); err != nil {
+			t.Fatal(path, err)
+		}
+	}
+	out := p.path("out")
+	p.must("export", mnt, out)
+	for _, name := range names {
+		want, err := os.Lstat(filepath.Join(mnt, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.Lstat(filepath.Join(out, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		st := got.Sys().(*syscall.Stat_t)
+		if got.Mode() != want.Mode() || !got.ModTime().Equal(at) || st.Uid != uid || st.Gid != gid {
+			t.Errorf("%q: %v of %d:%d at %v, want %v at %v", name, got.Mode(), st.Uid, st.Gid, got.ModTime(), want.Mode(), at)
+		}
+	}
+	// Over what is there, links included.
+	for range 2 {
+		p.must("get", mnt, "d", p.path("again"))
+	}
+	if to, err := os.Readlink(filepath.Join(p.path("again"), "l")); err != nil || to != "f" {
+		t.Errorf("the link leads to %q, %v", to, err)
 	}
 }
 

@@ -8,12 +8,14 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/progress"
@@ -66,9 +68,16 @@ type getter struct {
 	all      bool
 	parallel int           // files of a directory at a time
 	bar      *progress.Bar // of the directory; nil for a single file
+	dirs     []gotDir      // of an export: parents before what is in them
 
 	mu           sync.Mutex // guards what follows, and lines about files
 	files, bytes int64
+}
+
+// gotDir is a directory that was made.
+type gotDir struct {
+	entry
+	to string
 }
 
 func (g *getter) run(ctx context.Context, name, to string) error {
@@ -92,18 +101,40 @@ func (g *getter) run(ctx context.Context, name, to string) error {
 		to = filepath.Join(to, base)
 	}
 	if !e.dir() {
-		return g.node(ctx, e, to)
+		if err := g.node(ctx, e, to); err != nil {
+			return err
+		}
+		return syncDir(filepath.Dir(to))
 	}
 	return g.dir(ctx, e, name, to)
 }
 
+// syncDir makes the names in a directory durable.
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return localError(dir, err)
+	}
+	defer f.Close() // it was synced
+	if err := f.Sync(); err != nil {
+		return localError(dir, err)
+	}
+	return nil
+}
+
 // dir copies a directory. One goroutine walks and makes directories and links, so
 // that a directory is there before its files; it waits while as many others as may
-// run copy files. The first error of any ends all.
+// run copy files. The first error of any ends all. What is there when it has
+// succeeded is durable.
 func (g *getter) dir(ctx context.Context, top entry, name, to string) error {
-	if err := makeDir(to, top.Mode); err != nil {
+	if err := g.directory(top, to); err != nil {
 		return err
 	}
+	made, err := os.Open(to)
+	if err != nil {
+		return localError(to, err)
+	}
+	defer made.Close() // only read
 	total, err := g.total(ctx, name)
 	if err != nil {
 		return err
@@ -128,6 +159,14 @@ func (g *getter) dir(ctx context.Context, top entry, name, to string) error {
 		})
 	})
 	err = group.Wait()
+	if err == nil {
+		err = g.directories()
+	}
+	if err == nil {
+		if serr := unix.Syncfs(int(made.Fd())); serr != nil {
+			err = localError(to, serr)
+		}
+	}
 	g.bar.Done(err == nil)
 	if err != nil || g.all {
 		return err
@@ -165,19 +204,58 @@ func makeDir(dir string, mode uint32) error {
 func (g *getter) node(ctx context.Context, e entry, to string) error {
 	switch e.Mode & syscall.S_IFMT {
 	case syscall.S_IFDIR:
-		if err := makeDir(to, e.Mode); err != nil {
-			return err
-		}
-		return g.own(e, to)
+		return g.directory(e, to)
 	case syscall.S_IFLNK:
-		if err := os.Symlink(string(e.Target), to); err != nil {
-			return localError(to, err)
-		}
-		return g.own(e, to)
+		return g.link(e, to)
 	case syscall.S_IFREG:
 		return g.file(ctx, e, to)
 	}
 	g.a.note("/%s is neither a file, a directory nor a link and is left out", e.Path.shown())
+	return nil
+}
+
+func (g *getter) directory(e entry, to string) error {
+	if g.all {
+		g.dirs = append(g.dirs, gotDir{e, to})
+	}
+	return makeDir(to, e.Mode)
+}
+
+// directories gives an export's directories what they have in the volume, when all
+// that is in them is there.
+func (g *getter) directories() error {
+	for _, d := range slices.Backward(g.dirs) {
+		for _, step := range []func() error{
+			func() error { return g.own(d.entry, d.to) },
+			func() error { return os.Chmod(d.to, fs.FileMode(d.Mode&0o777)) },
+			func() error { return os.Chtimes(d.to, d.Mtime, d.Mtime) },
+		} {
+			if err := step(); err != nil {
+				return localError(d.to, err)
+			}
+		}
+	}
+	return nil
+}
+
+// link makes a symbolic link, in the place of one that is there.
+func (g *getter) link(e entry, to string) error {
+	err := os.Symlink(string(e.Target), to)
+	if st, serr := os.Lstat(to); errors.Is(err, fs.ErrExist) && serr == nil && st.Mode().Type() == fs.ModeSymlink {
+		if err = os.Remove(to); err == nil {
+			err = os.Symlink(string(e.Target), to)
+		}
+	}
+	if err == nil {
+		err = g.own(e, to)
+	}
+	if err == nil && g.all {
+		at := unix.NsecToTimespec(e.Mtime.UnixNano())
+		err = unix.UtimesNanoAt(unix.AT_FDCWD, to, []unix.Timespec{at, at}, unix.AT_SYMLINK_NOFOLLOW)
+	}
+	if err != nil {
+		return localError(to, err)
+	}
 	return nil
 }
 
@@ -186,10 +264,7 @@ func (g *getter) own(e entry, to string) error {
 	if !g.all || os.Geteuid() != 0 {
 		return nil
 	}
-	if err := os.Lchown(to, int(e.UID), int(e.GID)); err != nil {
-		return localError(to, err)
-	}
-	return nil
+	return os.Lchown(to, int(e.UID), int(e.GID))
 }
 
 // file copies to a hidden name beside the wanted one and renames.
