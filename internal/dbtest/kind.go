@@ -36,8 +36,8 @@ func Kinds() []Kind { return []Kind{MariaDB1011, MariaDB118, MySQL97, MySQL56, G
 // MariaDB says whether the kind is a MariaDB.
 func (k Kind) MariaDB() bool { return k == MariaDB1011 || k == MariaDB118 || k == Galera }
 
-// notToBeHad is the exit status of scripts/fetch-server.sh for a server that can't be
-// fetched today.
+// notToBeHad is the exit status of scripts/fetch-server.sh for a server that the
+// registry says it has not; one that can't be reached is a failure.
 const notToBeHad = 3
 
 // cacheDir is where fetched servers lie.
@@ -75,7 +75,7 @@ func (k Kind) fetch(t testing.TB) string {
 	out, err := exec.Command(filepath.Join(root, "scripts", "fetch-server.sh"), string(k), dir).CombinedOutput()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.ExitCode() == notToBeHad {
-		testenv.Unavailable(t, fmt.Sprintf("the server %s can't be fetched today:\n%s", k, out))
+		testenv.Unavailable(t, fmt.Sprintf("there is no server %s to fetch:\n%s", k, out))
 	}
 	if err != nil {
 		t.Fatalf("fetch the server %s: %v\n%s", k, err, out)

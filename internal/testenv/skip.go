@@ -60,9 +60,10 @@ func FreePort(t testing.TB) int {
 // `make test` can say it at its end.
 const notTested = "CISTERN_NOT_TESTED"
 
-// Unavailable leaves a test out, also where CI=true, because a server of another
-// release, which no package of this system has, can't be fetched today. Whoever
-// runs the tests is told.
+// Unavailable leaves a test out, also where CI=true, because it was proven that
+// this machine can't run it: the registry that would have a server of another
+// release was asked and answered that it has none. A registry that doesn't answer
+// proves nothing; that test fails. Whoever runs the tests is told.
 func Unavailable(t testing.TB, why string) {
 	t.Helper()
 	if name := os.Getenv(notTested); name != "" {
