@@ -14,7 +14,7 @@ import (
 const smallWriters = 8
 
 // runFragment runs the large transaction once for each size of fragments.
-func runFragment(ctx context.Context, c relayConfig, f *figures) error {
+func runFragment(ctx context.Context, c figureConfig, f *figures) error {
 	for _, v := range []struct {
 		name string
 		size int64
@@ -26,7 +26,7 @@ func runFragment(ctx context.Context, c relayConfig, f *figures) error {
 	return nil
 }
 
-func (c relayConfig) fragmentOnce(ctx context.Context, name string, size int64, f *figures) (err error) {
+func (c figureConfig) fragmentOnce(ctx context.Context, name string, size int64, f *figures) (err error) {
 	primary, err := c.startDatabase(ctx, "primary", 1, semiSyncArgs...)
 	if err != nil {
 		return err
@@ -62,7 +62,7 @@ func (c relayConfig) fragmentOnce(ctx context.Context, name string, size int64, 
 }
 
 // watchSmall measures small transactions before, during and after the large one.
-func (c relayConfig) watchSmall(ctx context.Context, name string, primary, replica *databaseServer, f *figures) error {
+func (c figureConfig) watchSmall(ctx context.Context, name string, primary, replica *databaseServer, f *figures) error {
 	small, stop := context.WithCancel(ctx)
 	defer stop()
 	var g errgroup.Group

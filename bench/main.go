@@ -47,9 +47,9 @@ func command(ctx context.Context, args []string) error {
 	case "proxy":
 		return proxyCommand(ctx, args[1:])
 	}
-	for _, s := range relaySuites() {
+	for _, s := range figureSuites() {
 		if s.name == args[0] {
-			return runRelaySuite(ctx, s, args[1:])
+			return runFigures(ctx, s, args[1:])
 		}
 	}
 	for _, s := range suites() {
@@ -78,7 +78,7 @@ func list() error {
 			show(s.Name+" --store s3", "a volume in an object store 20 ms and 100 MiB/s away, against plain requests to it", s.StoreJobs(c))
 		}
 	}
-	for _, s := range relaySuites() {
+	for _, s := range figureSuites() {
 		fmt.Printf("%s: %s\n", s.name, s.what)
 		for _, j := range s.jobs {
 			fmt.Printf("    %-17s %s\n", j.name, j.what)

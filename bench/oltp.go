@@ -49,7 +49,7 @@ func withServer(ctx context.Context, t *Target, f func(*harness.MariaDB) error) 
 	return f(m)
 }
 
-func sysbench(ctx context.Context, m *harness.MariaDB, rows int, args ...string) (string, error) {
+func sysbench(ctx context.Context, m interface{ Socket() string }, rows int, args ...string) (string, error) {
 	argv := append([]string{
 		"sysbench", "oltp_write_only", "--db-driver=mysql", "--mysql-socket=" + m.Socket(),
 		"--mysql-user=root", "--mysql-db=sbtest",

@@ -19,12 +19,12 @@ var easyReplica = []string{"--sync-binlog=0", "--innodb-flush-log-at-trx-commit=
 
 // oltpPair is a primary with sysbench's tables, a replica, and a relay.
 type oltpPair struct {
-	c                relayConfig
+	c                figureConfig
 	primary, replica *databaseServer
 	relay            *relayServer
 }
 
-func (c relayConfig) openPair(ctx context.Context) (p *oltpPair, err error) {
+func (c figureConfig) openPair(ctx context.Context) (p *oltpPair, err error) {
 	p = &oltpPair{c: c}
 	defer func() {
 		if err != nil {
@@ -106,7 +106,7 @@ func (p *oltpPair) run(ctx context.Context, args ...string) (float64, error) {
 }
 
 // runRelayThroughput compares, in turn, and beginning with the other every round.
-func runRelayThroughput(ctx context.Context, c relayConfig, f *figures) (err error) {
+func runRelayThroughput(ctx context.Context, c figureConfig, f *figures) (err error) {
 	p, err := c.openPair(ctx)
 	if err != nil {
 		return err
@@ -209,7 +209,7 @@ func (a *arrivals) watch(wg *sync.WaitGroup) {
 }
 
 // runRelayLag reads the same transactions from the primary and from the relay.
-func runRelayLag(ctx context.Context, c relayConfig, f *figures) (err error) {
+func runRelayLag(ctx context.Context, c figureConfig, f *figures) (err error) {
 	p, err := c.openPair(ctx)
 	if err != nil {
 		return err

@@ -33,7 +33,7 @@ var logKinds = []struct {
 
 // filledServer is a server whose log has so many bytes. The rows go to a table of
 // the engine BLACKHOLE, which keeps none: the log is what counts.
-func (c relayConfig) filledServer(ctx context.Context, name string, bytes int64, large bool) (*databaseServer, error) {
+func (c figureConfig) filledServer(ctx context.Context, name string, bytes int64, large bool) (*databaseServer, error) {
 	d, err := c.startDatabase(ctx, name, 1, "--sync-binlog=0")
 	if err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func (d *databaseServer) logBytes(ctx context.Context) (first string, total int6
 }
 
 // eachLog makes each kind of log and calls fn for it.
-func (c relayConfig) eachLog(ctx context.Context, fn func(kind string, d *databaseServer, first string, total int64) error) error {
+func (c figureConfig) eachLog(ctx context.Context, fn func(kind string, d *databaseServer, first string, total int64) error) error {
 	for _, k := range logKinds {
 		d, err := c.filledServer(ctx, "source", c.LogBytes/k.part, k.large)
 		if err != nil {
@@ -93,7 +93,7 @@ func (c relayConfig) eachLog(ctx context.Context, fn func(kind string, d *databa
 
 func mbps(bytes int64, took time.Duration) float64 { return float64(bytes) / 1e6 / took.Seconds() }
 
-func runRelayPull(ctx context.Context, c relayConfig, f *figures) error {
+func runRelayPull(ctx context.Context, c figureConfig, f *figures) error {
 	return c.eachLog(ctx, func(kind string, d *databaseServer, first string, total int64) error {
 		f.add(kind+": bytes", "MB", float64(total)/1e6)
 		for range min(c.Rounds, mostOfRates) {
@@ -122,7 +122,7 @@ func runRelayPull(ctx context.Context, c relayConfig, f *figures) error {
 }
 
 // pullOnce pulls everything into an empty volume, until it is published.
-func (c relayConfig) pullOnce(ctx context.Context, d *databaseServer, total int64) (took, cpu time.Duration, err error) {
+func (c figureConfig) pullOnce(ctx context.Context, d *databaseServer, total int64) (took, cpu time.Duration, err error) {
 	r, err := c.newRelay(ctx, "relay", d)
 	if err != nil {
 		return 0, 0, err
@@ -141,7 +141,7 @@ func (c relayConfig) pullOnce(ctx context.Context, d *databaseServer, total int6
 }
 
 // rawOnce lets MariaDB's own tool copy the log.
-func (c relayConfig) rawOnce(ctx context.Context, d *databaseServer, first string) (took time.Duration, err error) {
+func (c figureConfig) rawOnce(ctx context.Context, d *databaseServer, first string) (took time.Duration, err error) {
 	dir := filepath.Join(c.base, "raw")
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return 0, err
@@ -154,7 +154,7 @@ func (c relayConfig) rawOnce(ctx context.Context, d *databaseServer, first strin
 }
 
 // copyOnce sends the files through a connection into another one.
-func (c relayConfig) copyOnce(d *databaseServer) (took time.Duration, err error) {
+func (c figureConfig) copyOnce(d *databaseServer) (took time.Duration, err error) {
 	files, err := filepath.Glob(filepath.Join(d.DataDir, "mysql-bin.0*"))
 	if err != nil {
 		return 0, err
@@ -207,7 +207,7 @@ func sendFile(to io.Writer, name string) error {
 	return err
 }
 
-func runRelayServe(ctx context.Context, c relayConfig, f *figures) error {
+func runRelayServe(ctx context.Context, c figureConfig, f *figures) error {
 	return c.eachLog(ctx, func(kind string, d *databaseServer, first string, total int64) (err error) {
 		r, err := c.newRelay(ctx, "relay", d)
 		if err != nil {
@@ -249,7 +249,7 @@ func runRelayServe(ctx context.Context, c relayConfig, f *figures) error {
 
 // serveCold serves what lies in the bucket alone, and says how much memory the
 // relay took.
-func (c relayConfig) serveCold(ctx context.Context, kind string, r *relayServer, first string, total int64, f *figures) error {
+func (c figureConfig) serveCold(ctx context.Context, kind string, r *relayServer, first string, total int64, f *figures) error {
 	if err := r.stop(ctx); err != nil {
 		return err
 	}
@@ -295,7 +295,7 @@ func largeTransaction(ctx context.Context, d *databaseServer, bytes int64) error
 	return d.exec(ctx, append(statements, "COMMIT")...)
 }
 
-func runRelayMemory(ctx context.Context, c relayConfig, f *figures) (err error) {
+func runRelayMemory(ctx context.Context, c figureConfig, f *figures) (err error) {
 	d, err := c.startDatabase(ctx, "source", 1, "--sync-binlog=0")
 	if err != nil {
 		return err

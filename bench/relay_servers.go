@@ -33,7 +33,22 @@ type databaseServer struct {
 }
 
 // startDatabase makes a server in a directory of its own and starts it.
-func (c relayConfig) startDatabase(ctx context.Context, name string, id int, args ...string) (d *databaseServer, err error) {
+func (c figureConfig) startDatabase(ctx context.Context, name string, id int, args ...string) (*databaseServer, error) {
+	data := filepath.Join(c.base, name)
+	if err := c.install(ctx, data); err != nil {
+		return nil, err
+	}
+	d, err := c.startOn(ctx, data, id, args...)
+	if err != nil {
+		return nil, err
+	}
+	return d, d.exec(ctx, "SET sql_log_bin=0", "CREATE USER "+replUser+"@'%' IDENTIFIED BY '"+replPassword+"'",
+		"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO "+replUser+"@'%'", "SET sql_log_bin=1")
+}
+
+// startOn starts a server on a data directory that is there, and returns when it
+// answers.
+func (c figureConfig) startOn(ctx context.Context, data string, id int, args ...string) (d *databaseServer, err error) {
 	d = &databaseServer{id: id}
 	if d.port, err = freePort(); err != nil {
 		return nil, err
@@ -42,7 +57,7 @@ func (c relayConfig) startDatabase(ctx context.Context, name string, id int, arg
 		return nil, fmt.Errorf("make a directory for the server's socket: %w", err)
 	}
 	d.MariaDB = &harness.MariaDB{
-		DataDir: filepath.Join(c.base, name), RunDir: d.run,
+		DataDir: data, RunDir: d.run,
 		Args: append([]string{
 			"--skip-networking=0", "--bind-address=127.0.0.1", "--port=" + strconv.Itoa(d.port), "--server-id=" + strconv.Itoa(id),
 			"--innodb-buffer-pool-size=256M", "--innodb-log-file-size=256M", "--max-allowed-packet=1G", "--binlog-format=row",
@@ -51,29 +66,26 @@ func (c relayConfig) startDatabase(ctx context.Context, name string, id int, arg
 	}
 	ready, cancel := context.WithTimeout(ctx, serverWait)
 	defer cancel()
-	if err := c.install(ready, d); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(d.run))
-	}
 	if err := d.Start(ready); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(d.run))
 	}
 	if d.DB, err = d.Open(""); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
-	return d, d.exec(ctx, "SET sql_log_bin=0", "CREATE USER "+replUser+"@'%' IDENTIFIED BY '"+replPassword+"'",
-		"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO "+replUser+"@'%'", "SET sql_log_bin=1")
+	return d, nil
 }
 
-// install gives the server its system tables. They are made once a run.
-func (c relayConfig) install(ctx context.Context, d *databaseServer) error {
-	template := *d.MariaDB
-	template.DataDir = filepath.Join(c.base, "system-tables")
+// install makes a data directory with the system tables, which are made once a run.
+func (c figureConfig) install(ctx context.Context, data string) error {
+	ctx, cancel := context.WithTimeout(ctx, serverWait)
+	defer cancel()
+	template := harness.MariaDB{DataDir: filepath.Join(c.base, "system-tables"), RunDir: c.base}
 	if _, err := os.Stat(template.DataDir); errors.Is(err, os.ErrNotExist) {
 		if err := template.Install(ctx); err != nil {
 			return err
 		}
 	}
-	if err := os.CopyFS(d.DataDir, os.DirFS(template.DataDir)); err != nil {
+	if err := os.CopyFS(data, os.DirFS(template.DataDir)); err != nil {
 		return fmt.Errorf("copy the system tables: %w", err)
 	}
 	return nil
@@ -84,11 +96,16 @@ func (d *databaseServer) close() error {
 	if d == nil {
 		return nil
 	}
+	return errors.Join(d.end(), os.RemoveAll(d.DataDir))
+}
+
+// end ends the server at once and leaves its data.
+func (d *databaseServer) end() error {
 	var err error
 	if d.DB != nil {
 		err = d.DB.Close()
 	}
-	return errors.Join(err, d.Kill(), os.RemoveAll(d.run), os.RemoveAll(d.DataDir))
+	return errors.Join(err, d.Kill(), os.RemoveAll(d.run))
 }
 
 func (d *databaseServer) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(d.port)) }
@@ -209,7 +226,7 @@ func freePort() (int, error) {
 
 // relayServer is a `cistern binlog relay` in a process of its own.
 type relayServer struct {
-	c                       relayConfig
+	c                       figureConfig
 	dir, bucket             string
 	listen, metrics, source string
 	args                    []string
@@ -218,7 +235,7 @@ type relayServer struct {
 }
 
 // newRelay makes an empty volume and a relay for it, which is not started.
-func (c relayConfig) newRelay(ctx context.Context, name string, source *databaseServer, args ...string) (*relayServer, error) {
+func (c figureConfig) newRelay(ctx context.Context, name string, source *databaseServer, args ...string) (*relayServer, error) {
 	r := &relayServer{c: c, dir: filepath.Join(c.base, name), source: source.addr()}
 	r.bucket = filepath.Join(r.dir, "bucket")
 	if err := os.MkdirAll(r.bucket, 0o755); err != nil {

@@ -1,17 +1,11 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
-
-	"github.com/cisternfs/cistern/internal/harness"
-	"github.com/cisternfs/cistern/internal/testenv"
 )
 
 func TestMedianInterval_OrderStatistics(t *testing.T) {
@@ -63,48 +57,14 @@ func TestAddedLag_OnlyWhatBothSaw(t *testing.T) {
 	}
 }
 
-func TestParseRelayFlags_QuickAndNonsense(t *testing.T) {
-	c, err := parseRelayFlags("relay", relayJobs(), []string{"--quick", "--mib", "32", "--jobs", "pull,lag"})
+func TestFigureSuite_Parse_QuickAndNonsense(t *testing.T) {
+	c, err := relaySuite().parse([]string{"--quick", "--mib", "32", "--jobs", "pull,lag"})
 	if err != nil || c.Rounds != 1 || c.LogBytes != 32*mebibyte || !slices.Equal(c.jobs, []string{"pull", "lag"}) {
 		t.Errorf("%+v, %v", c, err)
 	}
 	for _, bad := range [][]string{{"--rounds", "0"}, {"--mib", "1"}, {"--jobs", "pul"}, {"--nonsense"}} {
-		if _, err := parseRelayFlags("relay", relayJobs(), bad); !errors.Is(err, errUsage) {
+		if _, err := relaySuite().parse(bad); !errors.Is(err, errUsage) {
 			t.Errorf("%v: %v", bad, err)
 		}
-	}
-}
-
-// TestRelaySuites_EveryJob_Measures runs both suites, small, as the commands do.
-func TestRelaySuites_EveryJob_Measures(t *testing.T) {
-	testenv.Long(t)
-	testenv.NeedPrograms(t, "mariadbd", "mariadb-install-db", "mariadb-binlog", "sysbench")
-	dir, program := testenv.TempDir(t), testenv.Binary(t, "./bench")
-	for suite, jobs := range map[string][]relayJob{"relay": relayJobs(), "fragment": fragmentJobs()} {
-		t.Run(suite, func(t *testing.T) {
-			name := filepath.Join(dir, suite+".json")
-			out, err := harness.Run(t.Context(), "", program, suite, "--quick", "--seconds", "1", "--mib", "16", "--cistern", testenv.Cistern(t), "--base", dir, "--json", name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			text, err := os.ReadFile(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var r relayReport
-			if err := json.Unmarshal(text, &r); err != nil {
-				t.Fatal(err)
-			}
-			for _, j := range jobs {
-				if !slices.ContainsFunc(r.Figures, func(f *figure) bool { return f.Job == j.name }) {
-					t.Errorf("job %s has no figure\n%s", j.name, out)
-				}
-			}
-			for _, f := range r.Figures {
-				if len(f.Values) != 1 || f.Median < 0 || f.Median == 0 && f.Unit != "ms" {
-					t.Errorf("%s of %s: %v %s", f.Name, f.Job, f.Values, f.Unit)
-				}
-			}
-		})
 	}
 }

@@ -12,6 +12,8 @@ needs=(
 	mariadb-check:mariadb-client
 	mariadb:mariadb-client
 	mariadb-backup:mariadb-backup
+	mydumper:mydumper
+	rsync:rsync
 	fio:fio
 	sysbench:sysbench
 	setfattr:attr

@@ -1,12 +1,12 @@
 package dbtest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 
 	"github.com/cisternfs/cistern/internal/harness"
@@ -36,19 +36,11 @@ func Kinds() []Kind { return []Kind{MariaDB1011, MariaDB118, MySQL97, MySQL56, G
 // MariaDB says whether the kind is a MariaDB.
 func (k Kind) MariaDB() bool { return k == MariaDB1011 || k == MariaDB118 || k == Galera }
 
-// notToBeHad is the exit status of scripts/fetch-server.sh for a server that the
-// registry says it has not; one that can't be reached is a failure.
-const notToBeHad = 3
-
 // cacheDir is where fetched servers lie.
 func cacheDir(t testing.TB) string {
 	t.Helper()
-	dir, err := os.UserCacheDir()
+	dir, err := harness.CacheDir()
 	if err != nil {
-		t.Fatalf("find the cache directory: %v", err)
-	}
-	dir = filepath.Join(dir, "cistern-test")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -66,19 +58,12 @@ func (k Kind) fetch(t testing.TB) string {
 		}
 		return ""
 	}
-	root, err := harness.ModuleRoot()
+	dir, err := harness.FetchServer(context.Background(), string(k))
+	if errors.Is(err, harness.ErrNotToBeHad) {
+		testenv.Unavailable(t, err.Error())
+	}
 	if err != nil {
 		t.Fatal(err)
-	}
-	dir := filepath.Join(cacheDir(t), string(k))
-	defer lock(t, dir+".lock")()
-	out, err := exec.Command(filepath.Join(root, "scripts", "fetch-server.sh"), string(k), dir).CombinedOutput()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() == notToBeHad {
-		testenv.Unavailable(t, fmt.Sprintf("there is no server %s to fetch:\n%s", k, out))
-	}
-	if err != nil {
-		t.Fatalf("fetch the server %s: %v\n%s", k, err, out)
 	}
 	return dir
 }
@@ -86,14 +71,15 @@ func (k Kind) fetch(t testing.TB) string {
 // lock takes a file lock and returns what releases it.
 func lock(t testing.TB, path string) (unlock func()) {
 	t.Helper()
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+	release, err := harness.LockFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatalf("lock %s: %v", path, err)
+	return func() {
+		if err := release(); err != nil {
+			t.Error(err)
+		}
 	}
-	return func() { f.Close() }
 }
 
 // program is the server's command line up to its options.
@@ -107,11 +93,7 @@ func (k Kind) program(fetched string) []string {
 			"--character-sets-dir=" + filepath.Join(base, "share/mariadb/charsets"), "--plugin-dir=" + filepath.Join(base, "lib/mysql/plugin"),
 		}
 	case MySQL97:
-		return []string{
-			run, "usr/sbin/mysqld", "--no-defaults", "--basedir=" + base, "--lc-messages-dir=" + filepath.Join(base, "share/mysql"),
-			"--character-sets-dir=" + filepath.Join(base, "share/mysql/charsets"), "--plugin-dir=" + filepath.Join(base, "lib/mysql/plugin"),
-			"--mysqlx=OFF", "--secure-file-priv=", "--performance-schema=OFF",
-		}
+		return append(harness.MySQLProgram(fetched), "--performance-schema=OFF")
 	case MySQL56:
 		// It comes without system tables: everybody may log in, with any password.
 		return []string{run, "mysqld", "--performance-schema=OFF", "--skip-grant-tables"}
