@@ -94,5 +94,5 @@ func (b *builder) references(key string) (n uint32, dead bool, err error) {
 }
 
 func (b *builder) die(key string, size int64, birth uint64) {
-	b.c.Dead = append(b.c.Dead, metadata.Dead{Key: key, Size: size, Birth: birth, Death: b.c.N, Time: b.c.Time})
+	b.c.Dead = append(b.c.Dead, metadata.Dead{Key: key, Size: size, Birth: birth, Death: b.c.N, Time: b.v.clocks.latest()})
 }

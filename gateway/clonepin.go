@@ -46,8 +46,8 @@ func ClonePins(ctx context.Context, s objstore.Store) ([]ClonePin, error) {
 func clonePins(ctx context.Context, s objstore.Store, id string) (list []ClonePin, err error) {
 	prefix := metadata.PinPrefix + clonePinPrefix + id
 	err = objstore.ListAll(ctx, s, prefix, "", func(i objstore.Info) error {
-		err := readDocument(ctx, s, i.Key, maxPinBytes, func(body []byte, _ objstore.Info) error {
-			p, err := metadata.DecodePin(body)
+		err := readDocument(ctx, s, i.Key, maxPinBytes, func(body []byte, info objstore.Info) error {
+			p, err := decodePin(body, info)
 			if err == nil && p.Kind == PinClone && p.Expiry == 0 {
 				list = append(list, ClonePin{
 					Volume: strings.TrimPrefix(p.Name, clonePinPrefix), URL: p.Holder, Commit: p.Commit, Time: time.Unix(0, p.Created).UTC(), Key: i.Key,

@@ -81,8 +81,8 @@ func (v *Volume) newPins(ctx context.Context, seen map[string]bool) ([]metadata.
 			return nil
 		}
 		seen[i.Key] = true
-		err := readDocument(ctx, v.store, i.Key, maxPinBytes, func(body []byte, _ objstore.Info) error {
-			p, err := metadata.DecodePin(body)
+		err := readDocument(ctx, v.store, i.Key, maxPinBytes, func(body []byte, info objstore.Info) error {
+			p, err := decodePin(body, info)
 			if err == nil {
 				pins = append(pins, *p)
 			}
@@ -97,17 +97,6 @@ func (v *Volume) newPins(ctx context.Context, seen map[string]bool) ([]metadata.
 		return nil, storeError("list pins", err)
 	}
 	return pins, err
-}
-
-// storeClock is the time by which a collection judges ages, in Unix nanoseconds:
-// the store's, as of the lease's last renewal, or this machine's when that is
-// earlier. A clock that runs ahead would call what was made just now old.
-func (v *Volume) storeClock(ctx context.Context) (int64, error) {
-	i, err := v.store.Head(ctx, metadata.LeaseKey)
-	if err != nil {
-		return 0, storeError("look at "+metadata.LeaseKey, err)
-	}
-	return min(v.clock(), i.Modified.UnixNano()), nil
 }
 
 // pinned says whether a pin keeps a dead thing.
@@ -142,7 +131,7 @@ func (v *Volume) Collect(ctx context.Context, dryRun bool) (Collected, error) {
 	if err != nil {
 		return out, err
 	}
-	now, err := v.storeClock(ctx)
+	now, err := v.storeTime(ctx)
 	if err != nil {
 		return out, err
 	}
@@ -278,7 +267,7 @@ func (b *builder) collection(adds *additions) error {
 	if m := adds.manifest; m != nil {
 		b.c.Manifest = m.m.CommitID
 		for _, d := range m.dead {
-			d.Death, d.Time = b.c.N, b.c.Time
+			d.Death, d.Time = b.c.N, b.v.clocks.latest()
 			b.c.Dead = append(b.c.Dead, d)
 		}
 	}
@@ -324,7 +313,7 @@ func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, er
 	}
 	var list []thing
 	own := v.epoch()
-	now, err := v.storeClock(ctx)
+	now, err := v.storeTime(ctx)
 	if err != nil {
 		return out, err
 	}
@@ -387,8 +376,8 @@ const pinsKept = 7 * 24 * time.Hour
 func (v *Volume) collectPins(ctx context.Context, now int64, dryRun bool, out *Collected) error {
 	var lapsed []objstore.Info
 	err := objstore.ListAll(ctx, v.store, metadata.PinPrefix, "", func(i objstore.Info) error {
-		err := readDocument(ctx, v.store, i.Key, maxPinBytes, func(body []byte, _ objstore.Info) error {
-			p, err := metadata.DecodePin(body)
+		err := readDocument(ctx, v.store, i.Key, maxPinBytes, func(body []byte, info objstore.Info) error {
+			p, err := decodePin(body, info)
 			if err == nil && p.Expiry != 0 && p.Expiry+int64(pinsKept) < now {
 				lapsed = append(lapsed, i)
 			}

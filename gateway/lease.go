@@ -52,15 +52,21 @@ func (v *Volume) randomHex(n int) (string, error) {
 
 // readLease returns the lease as the store has it.
 func readLease(ctx context.Context, s objstore.Store) (l *metadata.Lease, version objstore.Version, err error) {
+	l, info, err := readLeaseInfo(ctx, s)
+	return l, info.Version, err
+}
+
+// readLeaseInfo is readLease with all that the store says about it.
+func readLeaseInfo(ctx context.Context, s objstore.Store) (l *metadata.Lease, info objstore.Info, err error) {
 	err = readDocument(ctx, s, metadata.LeaseKey, 1<<20, func(body []byte, i objstore.Info) (err error) {
-		version = i.Version
+		info = i
 		l, err = metadata.DecodeLease(body)
 		return err
 	})
 	if errors.Is(err, objstore.ErrNotExist) {
-		return nil, "", fmt.Errorf("%w: the volume has no %s", ErrDamaged, metadata.LeaseKey)
+		return nil, info, fmt.Errorf("%w: the volume has no %s", ErrDamaged, metadata.LeaseKey)
 	}
-	return l, version, err
+	return l, info, err
 }
 
 // acquire takes the volume's next epoch: at once when the lease is released,
@@ -148,7 +154,7 @@ func (v *Volume) take(ctx context.Context, old *metadata.Lease, version objstore
 // confirmLease reads the lease back once the seals are written: it must be the
 // one that take wrote, unless a newer epoch has begun.
 func (v *Volume) confirmLease(ctx context.Context) error {
-	l, _, err := readLease(ctx, v.store)
+	l, info, err := readLeaseInfo(ctx, v.store)
 	epoch := v.epoch()
 	switch {
 	case err != nil:
@@ -156,6 +162,7 @@ func (v *Volume) confirmLease(ctx context.Context) error {
 	case l.Epoch > epoch:
 		return v.fencedAt(l.Epoch)
 	case l.Epoch == epoch && l.Reign == v.owner.current():
+		v.noteStoreTime(info)
 		return nil
 	}
 	return lostSwap(fmt.Sprintf("this mount was told that it took the lease as epoch %d, and it reads as that of %s, epoch %d", epoch, ownerName(l.Owner), l.Epoch))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,7 +28,7 @@ const (
 )
 
 const (
-	// pinSkew is how far the clocks of two machines may lie apart: a pin that
+	// pinSkew is how far the clocks of a store's servers may lie apart: a pin that
 	// ends sooner than this is no proof any more.
 	pinSkew = time.Hour
 	// claimLifetime is how long a claim counts when who wrote it dies.
@@ -78,7 +79,8 @@ func (o *PinOptions) complete() error {
 // then; who pins writes first, and reads the head then. Either the collector
 // sees the pin and takes back what it needs, or the horizon tells that the pin
 // came too late. That is why every pin begins as a claim, and becomes a pin,
-// under a key of its own, when it is known to hold. Safe for concurrent use.
+// under a key of its own, when it is known to hold. When a pin ends is judged by
+// the store's clock alone: decodePin. Safe for concurrent use.
 type Pin struct {
 	o       PinOptions
 	id      metadata.CommitID
@@ -256,16 +258,18 @@ func (p *Pin) drop(ctx context.Context, keys ...string) {
 // establish writes a claim, makes sure that it holds, and puts a pin in its
 // place. old is what the caller has of its own, or empty.
 func (p *Pin) establish(ctx context.Context, old pinObject) (pinObject, error) {
+	began, wall := time.Now(), p.o.Now()
 	claim, err := p.write(ctx, pinClaim, claimLifetime)
 	if err == nil {
-		err = p.prove(ctx, old)
+		err = p.prove(ctx, claim, old)
 	}
 	if err != nil {
 		p.giveUp(ctx, claim.key)
 		return pinObject{}, err
 	}
 	pin, err := p.write(ctx, p.o.Kind, p.o.Lifetime)
-	if err == nil && !p.lasts(claim.expiry) {
+	// The one clock stands still while the machine is suspended, the other may be set.
+	if took := max(time.Since(began), p.o.Now().Sub(wall)); err == nil && took > claimLifetime-pinSkew {
 		err = fmt.Errorf("%w: pinning commit %s took so long that the claim to it has ended", ErrStore, p.id)
 	}
 	if err != nil {
@@ -297,7 +301,7 @@ func (p *Pin) write(ctx context.Context, kind string, lifetime time.Duration) (p
 	}
 	doc := metadata.Pin{
 		Kind: kind, Name: p.o.Name, Commit: p.id, Holder: p.o.Holder, Expiry: x.expiry,
-		Created: p.created, Time: p.of.Time, Totals: p.of.Totals, Tags: p.o.Tags,
+		Lifetime: lifetime, Created: p.created, Time: p.of.Time, Totals: p.of.Totals, Tags: p.o.Tags,
 	}
 	if err := objstore.Create(ctx, p.o.Store, x.key, metadata.EncodePin(&doc)); err != nil {
 		return x, storeError("pin commit "+p.id.String(), err)
@@ -305,24 +309,28 @@ func (p *Pin) write(ctx context.Context, kind string, lifetime time.Duration) (p
 	return x, nil
 }
 
-// lasts says whether a pin with this expiry counts for everybody, however the
-// clocks differ, for a while yet.
-func (p *Pin) lasts(expiry int64) bool {
-	return expiry == 0 || p.o.Now().Add(pinSkew).UnixNano() < expiry
+// decodePin reads a pin's document. Its Expiry is as the store's clock has it, in
+// which who wrote it and who judges it need not agree about the time.
+func decodePin(body []byte, i objstore.Info) (*metadata.Pin, error) {
+	p, err := metadata.DecodePin(body)
+	if err == nil && p.Lifetime > 0 && !i.Modified.IsZero() {
+		p.Expiry = i.Modified.Add(p.Lifetime).UnixNano()
+	}
+	return p, err
+}
+
+// lasts says whether a pin that ends at expiry still counted, and for a while, when
+// something was written at that time of the store.
+func lasts(expiry int64, written time.Time) bool {
+	return expiry == 0 || written.Add(pinSkew).UnixNano() < expiry
 }
 
 // prove makes sure that a claim, which is written, was not too late: nothing
 // after its commit was condemned before, or another pin that was in time is
 // still there, so that the commit was never without one.
-func (p *Pin) prove(ctx context.Context, old pinObject) error {
-	if old.key != "" && p.lasts(old.expiry) {
-		_, err := p.o.Store.Head(ctx, old.key)
-		if err == nil && p.lasts(old.expiry) {
-			return nil
-		}
-		if err != nil && !errors.Is(err, objstore.ErrNotExist) {
-			return storeError("look at pin "+old.key, err)
-		}
+func (p *Pin) prove(ctx context.Context, claim, old pinObject) error {
+	if found, err := p.followed(ctx, claim, old); err != nil || found {
+		return err
 	}
 	head, err := headOf(ctx, p.o.Store)
 	if err != nil {
@@ -332,24 +340,46 @@ func (p *Pin) prove(ctx context.Context, old pinObject) error {
 	if horizon <= p.id.N {
 		return nil
 	}
-	found, err := p.vouched(ctx)
+	found, err := p.vouched(ctx, claim)
 	if err != nil || found {
 		return err
 	}
 	return fmt.Errorf("%w: what commit %s of %s needs may be deleted: collection has gone up to commit %d, and no snapshot, clone or mount has kept it", ErrCollected, p.id, p.o.URL, horizon)
 }
 
+// followed says whether the claim came while the pin's old object still counted.
+func (p *Pin) followed(ctx context.Context, claim, old pinObject) (bool, error) {
+	if old.key == "" {
+		return false, nil
+	}
+	c, err := p.o.Store.Head(ctx, claim.key)
+	if err != nil {
+		return false, storeError("look at pin "+claim.key, err)
+	}
+	o, err := p.o.Store.Head(ctx, old.key)
+	if errors.Is(err, objstore.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, storeError("look at pin "+old.key, err)
+	}
+	return old.expiry == 0 || lasts(o.Modified.Add(p.o.Lifetime).UnixNano(), c.Modified), nil
+}
+
 // vouched looks for a pin of another, or an earlier one's, that was in time. A
 // pin that can't be read proves nothing.
-func (p *Pin) vouched(ctx context.Context) (found bool, err error) {
-	err = objstore.ListAll(ctx, p.o.Store, metadata.PinPrefix, "", func(i objstore.Info) error {
-		if found {
+func (p *Pin) vouched(ctx context.Context, claim pinObject) (bool, error) {
+	var written time.Time // the claim
+	var ends []int64      // of pins on the same commit
+	err := objstore.ListAll(ctx, p.o.Store, metadata.PinPrefix, "", func(i objstore.Info) error {
+		if i.Key == claim.key {
+			written = i.Modified
 			return nil
 		}
-		err := readDocument(ctx, p.o.Store, i.Key, maxPinBytes, func(body []byte, _ objstore.Info) error {
-			x, err := metadata.DecodePin(body)
-			if err == nil && x.Kind != pinClaim && x.Commit == p.id && p.lasts(x.Expiry) {
-				found = true
+		err := readDocument(ctx, p.o.Store, i.Key, maxPinBytes, func(body []byte, i objstore.Info) error {
+			x, err := decodePin(body, i)
+			if err == nil && x.Kind != pinClaim && x.Commit == p.id {
+				ends = append(ends, x.Expiry)
 			}
 			return err
 		})
@@ -361,5 +391,8 @@ func (p *Pin) vouched(ctx context.Context) (found bool, err error) {
 	if err != nil && !errors.Is(err, ErrStore) && !errors.Is(err, ErrInterrupted) {
 		err = storeError("list pins", err)
 	}
-	return found, err
+	if err != nil || written.IsZero() {
+		return false, err
+	}
+	return slices.ContainsFunc(ends, func(e int64) bool { return lasts(e, written) }), nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
@@ -243,22 +242,30 @@ func giveBackDestroyed(ctx context.Context, s objstore.Store) error {
 // refusePinned fails when a pin without an expiry stands, and names the clones
 // that there are; with claims also when a clone is being made.
 func refusePinned(ctx context.Context, s objstore.Store, url string, claims bool) error {
+	now, err := int64(0), error(nil)
+	if claims { // they count for a while only; the lease was written just now
+		i, terr := storeTime(ctx, s)
+		if terr != nil {
+			return terr
+		}
+		now = i.Modified.UnixNano()
+	}
 	var clones []string
 	var kept error
-	err := objstore.ListAll(ctx, s, metadata.PinPrefix, "", func(i objstore.Info) error {
-		body, _, err := objstore.ReadAll(ctx, s, i.Key, maxPinBytes)
+	err = objstore.ListAll(ctx, s, metadata.PinPrefix, "", func(i objstore.Info) error {
+		body, info, err := objstore.ReadAll(ctx, s, i.Key, maxPinBytes)
 		if errors.Is(err, objstore.ErrNotExist) {
 			return nil // taken away meanwhile
 		}
 		if err != nil {
 			return storeError("read pin "+i.Key, err)
 		}
-		p, err := metadata.DecodePin(body)
+		p, err := decodePin(body, info)
 		switch {
 		case err != nil:
 			return documentError(i.Key, err)
 		case p.Kind == PinClone, claims && p.Kind == pinClaim && strings.HasPrefix(p.Name, clonePinPrefix):
-			if p.Expiry == 0 || p.Expiry > time.Now().UnixNano() {
+			if p.Expiry == 0 || p.Expiry > now {
 				clones = append(clones, p.Holder)
 			}
 		case p.Expiry == 0:

@@ -191,9 +191,9 @@ func (v *Volume) rewind(ctx context.Context, view *View, kv metadata.KV, done *m
 		return nil, nil, err
 	}
 	for i := range dead {
-		dead[i].Death, dead[i].Time = c.N, c.Time
+		dead[i].Death, dead[i].Time = c.N, v.clocks.latest()
 	}
-	*done, err = metadata.Rewind(kv, view.Index(), v.index, c, b.hash, dead)
+	*done, err = metadata.Rewind(kv, view.Index(), v.index, c, b.hash, v.clocks.latest(), dead)
 	if errors.Is(err, metadata.ErrNotKept) {
 		err = fmt.Errorf("%w: %w", ErrCollected, err)
 	}

@@ -247,8 +247,8 @@ func listSnapshots(ctx context.Context, s objstore.Store, prefix string, now tim
 	err = objstore.ListAll(ctx, s, prefix, "", func(i objstore.Info) error {
 		p, err := m.pins[i.Key], error(nil)
 		if p == nil {
-			err = readDocument(ctx, s, i.Key, maxPinBytes, func(body []byte, _ objstore.Info) (err error) {
-				p, err = metadata.DecodePin(body)
+			err = readDocument(ctx, s, i.Key, maxPinBytes, func(body []byte, info objstore.Info) (err error) {
+				p, err = decodePin(body, info)
 				return err
 			})
 		}

@@ -81,8 +81,8 @@ func PinnedCommits(ctx context.Context, s objstore.Store) (list []PinnedCommit, 
 	names := map[uint64][]string{}
 	now := time.Now().UnixNano()
 	err = objstore.ListAll(ctx, s, metadata.PinPrefix, "", func(i objstore.Info) error {
-		err := readDocument(ctx, s, i.Key, maxPinBytes, func(body []byte, _ objstore.Info) error {
-			p, err := metadata.DecodePin(body)
+		err := readDocument(ctx, s, i.Key, maxPinBytes, func(body []byte, info objstore.Info) error {
+			p, err := decodePin(body, info)
 			if err == nil && p.Kind != pinClaim && (p.Expiry == 0 || p.Expiry > now) {
 				names[p.Commit.N] = append(names[p.Commit.N], p.Name)
 			}

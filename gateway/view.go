@@ -103,8 +103,8 @@ func stillKept(ctx context.Context, s objstore.Store, id metadata.CommitID, hori
 	}
 	kept := false
 	err := objstore.ListAll(ctx, s, metadata.PinPrefix, "", func(i objstore.Info) error {
-		err := readDocument(ctx, s, i.Key, 1<<20, func(body []byte, _ objstore.Info) error {
-			p, err := metadata.DecodePin(body)
+		err := readDocument(ctx, s, i.Key, 1<<20, func(body []byte, info objstore.Info) error {
+			p, err := decodePin(body, info)
 			if err == nil && p.Commit.N == id.N {
 				kept = true
 			}

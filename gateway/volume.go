@@ -67,6 +67,7 @@ type Volume struct {
 	sinceSync atomic.Int64 // bytes appended since the journal was last synced
 	unsynced  syncSet      // cache files with references not yet durable
 
+	clocks  storeClock
 	gate    writerGate
 	commit  commitState
 	reaping reapQueue

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 )
@@ -134,6 +135,7 @@ func documents() []document {
 	pin := &Pin{Kind: "snapshot", Name: "before/upgrade", Commit: CommitID{Epoch: 3, N: 42}, Holder: "dba@db1", Expiry: 1800000000000000000}
 	snapshot := &Pin{Kind: "snapshot", Name: "nightly", Commit: CommitID{Epoch: 3, N: 42}, Holder: "dba@db1", Created: 1700000000123456789,
 		Time: 1700000000000000001, Totals: Totals{Inodes: 17, UsedBytes: 1 << 60}, Tags: map[string]string{"why": "upgrade\xff", "a": ""}}
+	claim := &Pin{Kind: "claim", Name: "mount", Commit: CommitID{Epoch: 3, N: 42}, Expiry: 1800000000000000000, Lifetime: 24 * time.Hour, Created: 1700000000123456789}
 	return []document{
 		{"commit", commit, func() []byte { return EncodeCommit(commit) }, anyOf(DecodeCommit)},
 		{"seal", seal, func() []byte { return EncodeSeal(seal) }, anyOf(DecodeSeal)},
@@ -141,6 +143,7 @@ func documents() []document {
 		{"volume", volume, func() []byte { return EncodeVolume(volume) }, anyOf(DecodeVolume)},
 		{"pin", pin, func() []byte { return EncodePin(pin) }, anyOf(DecodePin)},
 		{"pin-snapshot", snapshot, func() []byte { return EncodePin(snapshot) }, anyOf(DecodePin)},
+		{"pin-lifetime", claim, func() []byte { return EncodePin(claim) }, anyOf(DecodePin)},
 		{"commit-frames", frames, func() []byte { return EncodeCommit(frames) }, anyOf(DecodeCommit)},
 		{"volume-clone", clone, func() []byte { return EncodeVolume(clone) }, anyOf(DecodeVolume)},
 		{"detached", detached, func() []byte { return EncodeDetached(detached) }, anyOf(DecodeDetached)},

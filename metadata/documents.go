@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Owner says which process holds a lease, for people and for the owner itself.
@@ -246,7 +247,10 @@ type Pin struct {
 	Name   string // as it was given; the key shows an edited form
 	Commit CommitID
 	Holder string // for people
-	Expiry int64  // nanoseconds since 1970; 0: never
+	Expiry int64  // nanoseconds since 1970 by the clock of who wrote it; 0: never
+	// Lifetime is how long it counts from when the store got it, so that nobody's
+	// clock decides; 0: until Expiry.
+	Lifetime time.Duration
 
 	// What lists show without reading the commit; a pin may lack all of it.
 	Created int64             // nanoseconds since 1970
@@ -264,11 +268,12 @@ type pinDoc struct {
 	Expiry  snum   `json:"expiry,omitempty"`
 
 	// Releases that know nothing of these read the pin all the same.
-	Created snum            `json:"created,omitempty"`
-	Time    snum            `json:"time,omitempty"`
-	Used    snum            `json:"used,omitempty"`
-	Inodes  num             `json:"inodes,omitempty"`
-	Tags    map[string]text `json:"tags,omitempty"`
+	Lifetime snum            `json:"lifetime,omitempty"`
+	Created  snum            `json:"created,omitempty"`
+	Time     snum            `json:"time,omitempty"`
+	Used     snum            `json:"used,omitempty"`
+	Inodes   num             `json:"inodes,omitempty"`
+	Tags     map[string]text `json:"tags,omitempty"`
 }
 
 // EncodePin returns the pin's document.
@@ -276,7 +281,7 @@ func EncodePin(p *Pin) []byte {
 	return sealDoc(pinDoc{
 		docHead: docHead{Kind: "pin", V: formatVersion}, PinKind: p.Kind, Name: text(p.Name),
 		Commit: newIDDoc(p.Commit), Holder: text(p.Holder), Expiry: snum(p.Expiry),
-		Created: snum(p.Created), Time: snum(p.Time), Used: snum(p.Totals.UsedBytes), Inodes: num(p.Totals.Inodes), Tags: retyped[text](p.Tags),
+		Lifetime: snum(p.Lifetime), Created: snum(p.Created), Time: snum(p.Time), Used: snum(p.Totals.UsedBytes), Inodes: num(p.Totals.Inodes), Tags: retyped[text](p.Tags),
 	})
 }
 
@@ -291,7 +296,7 @@ func DecodePin(body []byte) (*Pin, error) {
 	}
 	return &Pin{
 		Kind: d.PinKind, Name: string(d.Name), Commit: d.Commit.id(), Holder: string(d.Holder), Expiry: int64(d.Expiry),
-		Created: int64(d.Created), Time: int64(d.Time), Totals: Totals{UsedBytes: int64(d.Used), Inodes: uint64(d.Inodes)}, Tags: retyped[string](d.Tags),
+		Lifetime: time.Duration(d.Lifetime), Created: int64(d.Created), Time: int64(d.Time), Totals: Totals{UsedBytes: int64(d.Used), Inodes: uint64(d.Inodes)}, Tags: retyped[string](d.Tags),
 	}, nil
 }
 

@@ -32,8 +32,8 @@ func (c *Commit) Resets() bool { return c.Manifest == c.CommitID && c.N != 0 }
 // was of use only ever grows. then must be the index over kv; it is of no use
 // afterwards. Memory: about 150 bytes an object and segment of both states.
 // ErrNotKept, with nothing changed: the earlier state needs what was collected.
-func Rewind(kv KV, then, now *Index, c *Commit, hash string, replaced []Dead) (Rewound, error) {
-	r := &rewind{kv: kv, then: then, now: now, c: c, objects: map[string]bool{}, live: map[string]int64{}, revived: map[string]bool{}}
+func Rewind(kv KV, then, now *Index, c *Commit, hash string, died int64, replaced []Dead) (Rewound, error) {
+	r := &rewind{kv: kv, then: then, now: now, c: c, diedAt: died, objects: map[string]bool{}, live: map[string]int64{}, revived: map[string]bool{}}
 	for _, step := range []func() error{r.readThen, r.readNow, r.readSegments, r.revive, r.clear} {
 		if err := step(); err != nil {
 			return Rewound{}, fmt.Errorf("go back with commit %v: %w", c.CommitID, err)
@@ -50,6 +50,7 @@ type rewind struct {
 	kv        KV
 	then, now *Index
 	c         *Commit
+	diedAt    int64 // Unix nanoseconds by the store's clock
 
 	objects  map[string]bool  // of the earlier state; true: now refers to it, too
 	live     map[string]int64 // stored bytes of segments that the earlier state refers to
@@ -97,7 +98,7 @@ func (r *rewind) readNow() error {
 }
 
 func (r *rewind) die(key string, size int64, birth uint64) {
-	r.died = append(r.died, Dead{Key: key, Size: size, Birth: birth, Death: r.c.N, Time: r.c.Time})
+	r.died = append(r.died, Dead{Key: key, Size: size, Birth: birth, Death: r.c.N, Time: r.diedAt})
 }
 
 // readSegments takes the segments as they are now, with the live bytes that they

@@ -216,7 +216,7 @@ type Dead struct {
 	Size  int64
 	Birth uint64
 	Death uint64
-	Time  int64 // of the commit that killed it
+	Time  int64 // when it died by the store's clock, in Unix nanoseconds, or a little later
 	State DeadState
 }
 
