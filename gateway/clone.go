@@ -143,7 +143,7 @@ func (c *cloner) begin(ctx context.Context) error {
 		return beforeBirth(c.src, c.o.SourceURL, c.base.id.N)
 	}
 	if s := c.base.commit.Settings; s != nil {
-		if err := needKeys(*s, c.o.SourceURL, c.o.Keys); err != nil {
+		if err := needWriteKeys(*s, c.o.SourceURL, c.o.Keys); err != nil {
 			return err
 		}
 	}

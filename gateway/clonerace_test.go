@@ -290,7 +290,7 @@ func (o *children) take(r *run) {
 	}
 	l := &lab{t: r.t, bucket: mem.New(), opt: r.opt, form: r.form, rng: r.rng}
 	o.f.labs[url], o.f.b[url] = l, l.bucket
-	c := CloneOptions{Source: s, SourceURL: from, Target: l.bucket, TargetURL: url, Keys: testKeys(1, 2, 3), Open: o.f.b.open, Rand: r}
+	c := CloneOptions{Source: s, SourceURL: from, Target: l.bucket, TargetURL: url, Keys: testKeys(max(r.key, 1), 1, 2, 3), Open: o.f.b.open, Rand: r}
 	if r.rnd(4) == 0 {
 		c.Copy = &CopyOptions{}
 	}

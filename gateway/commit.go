@@ -229,6 +229,9 @@ func (v *Volume) publishCommit(ctx context.Context, b *built) error {
 	}
 	e, rerr := pathReader{v.store}.read(ctx, b.c.CommitID)
 	switch {
+	case errors.Is(rerr, ErrKey):
+		err = fmt.Errorf("%w: %s is encrypted with a key that this mount has not: whoever wrote it has a newer one; what this mount acknowledged after commit %s is kept for `cistern salvage`",
+			ErrFenced, key, v.head.CommitID)
 	case rerr != nil:
 		return rerr
 	case e == nil:
@@ -268,6 +271,9 @@ func (v *Volume) persist(ctx context.Context, key string, body []byte) error {
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("%w: write %s: %w", ErrStore, key, err)
+		}
+		if stopped := v.Stopped(); stopped != nil {
+			return stopped // nothing that this mount stores counts any more
 		}
 		if v.stat.up.failed(err, v.opt.Now()) {
 			v.log.Warn("object store fails; going on locally", "key", key, "error", err)

@@ -20,7 +20,7 @@ func (l *lab) machine(seed int64) *lab {
 }
 
 func (l *lab) forkEmpty(seed int64) *lab {
-	c := newLab(l.t, seed, 8192)
+	c := newLabAs(l.t, seed, 8192, l.form)
 	c.bucket, c.opt.Durability, c.opt.LeaseDuration = l.bucket, l.opt.Durability, l.opt.LeaseDuration
 	return c
 }

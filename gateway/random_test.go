@@ -84,6 +84,7 @@ type state struct {
 
 // run is one random test: a lab, the volume and the model.
 type run struct {
+	key int // that writes, after the volume's first; 0 or 1: that one
 	*lab
 	seed    int64
 	v       *Volume
@@ -687,9 +688,9 @@ func (r *run) rotate() {
 	if !r.form.encrypt || r.rnd(3) > 0 {
 		return
 	}
-	first := 1 + r.rnd(3)
-	r.note("key %d", first)
-	r.opt.Keys = testKeys(first, 1, 2, 3)
+	r.key = min(r.key+1, 3) // a key that was replaced never writes again
+	r.note("key %d", r.key)
+	r.opt.Keys = testKeys(r.key, 1, 2, 3)
 }
 
 // randomRun is one run of the random test from a seed. each is called after

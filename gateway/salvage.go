@@ -69,7 +69,7 @@ type SalvageOptions struct {
 	// Open opens the volume's prefix; nil, or an error, which the report then has:
 	// what the bucket has stays unknown.
 	Open func(ctx context.Context, url string) (objstore.Store, error)
-	Keys *Keys       // of an encrypted volume, whose store Open unlocks
+	Keys *Keys       // of an encrypted volume, whose store Open unlocks; a missing one is an error, ErrKey
 	KV   metadata.KV // an empty store for the index; closed by Close
 	// Logger gets nothing but what a reader of the bucket logs; default none.
 	Logger *slog.Logger
@@ -173,7 +173,11 @@ func OpenSalvage(ctx context.Context, o SalvageOptions) (*Salvage, error) {
 		return nil, err
 	}
 	s.files = log.names
-	if why := s.openBase(ctx, log.epoch); why != nil {
+	why := s.openBase(ctx, log.epoch)
+	if errors.Is(why, ErrKey) {
+		return nil, why // what would be missing is not lost
+	}
+	if why != nil {
 		s.report.BaseWhy = why.Error()
 	}
 	index, err := s.index(objectSize)
@@ -237,11 +241,15 @@ func (s *Salvage) openBase(ctx context.Context, epoch uint64) error {
 	if r.Volume != "" && doc.ID != r.Volume {
 		return fmt.Errorf("%w: %s is volume %s now, and the journal is of %s", ErrNoVolume, r.URL, doc.ID, r.Volume)
 	}
-	if e, err := (pathReader{store}).someCommit(ctx, epoch, metadata.CommitID{}); err == nil && (r.Base == nil || e.id.N > r.Base.N) {
+	e, err := pathReader{store}.someCommit(ctx, epoch, metadata.CommitID{})
+	if err == nil && (r.Base == nil || e.id.N > r.Base.N) {
 		r.Base, r.BaseLSN = &e.id, e.commit.LastLSN
 	}
+	if errors.Is(err, ErrKey) {
+		return err
+	}
 	if r.Base == nil {
-		return errors.New("it is not known which commit the journal builds on")
+		return fmt.Errorf("it is not known which commit the journal builds on: %w", err)
 	}
 	v, err := OpenView(ctx, ViewOptions{Store: store, Keys: s.o.Keys, URL: r.URL, KV: s.o.KV, Commit: r.Base.N, Logger: s.o.Logger})
 	if err != nil {

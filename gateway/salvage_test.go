@@ -45,15 +45,27 @@ func salvaged(t *testing.T, l *lab, bucket objstore.Store) (*SalvageReport, *she
 
 func salvageOf(t *testing.T, disk vfs.FS, aside Aside, bucket objstore.Store) (*SalvageReport, *shelf) {
 	t.Helper()
-	o := SalvageOptions{FS: disk, Aside: aside, KV: metadata.NewMemKV()}
-	if bucket != nil {
-		o.Open = func(context.Context, string) (objstore.Store, error) { return bucket, nil }
-	}
-	s, err := OpenSalvage(bg, o)
+	s, err := openSalvage(disk, aside, bucket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
+	return extracted(t, s)
+}
+
+func openSalvage(disk vfs.FS, aside Aside, bucket objstore.Store, keys *Keys) (*Salvage, error) {
+	o := SalvageOptions{FS: disk, Aside: aside, Keys: keys, KV: metadata.NewMemKV()}
+	if bucket != nil {
+		o.Open = func(ctx context.Context, url string) (objstore.Store, error) {
+			s, _, err := Unlock(ctx, bucket, url, keys)
+			return s, err
+		}
+	}
+	return OpenSalvage(bg, o)
+}
+
+func extracted(t *testing.T, s *Salvage) (*SalvageReport, *shelf) {
+	t.Helper()
 	out := &shelf{map[string]*bytes.Buffer{}, map[string]*SalvagedFile{}}
 	if err := s.Extract(bg, out); err != nil {
 		t.Fatal(err)
@@ -65,7 +77,12 @@ func salvageOf(t *testing.T, disk vfs.FS, aside Aside, bucket objstore.Store) (*
 // are the files that it had touched since, as it saw them.
 func loser(t *testing.T, durability Durability) (a *lab, v *Volume, want files) {
 	t.Helper()
-	a = newLab(t, 5, 8192)
+	return loserAs(t, durability, form{})
+}
+
+func loserAs(t *testing.T, durability Durability, as form) (a *lab, v *Volume, want files) {
+	t.Helper()
+	a = newLabAs(t, 5, 8192, as)
 	v = a.mustMount(func(o *Options) { o.Durability = durability })
 	before := files{}
 	for _, name := range []string{"patched", "cut", "moved", "gone", "replaced", "source", "same"} {
@@ -254,6 +271,78 @@ func TestSalvage_WithoutTheBucket_RangesOnly(t *testing.T) {
 			t.Errorf("the patched file: %+v", patched)
 		}
 	})
+}
+
+// What the writer of an encrypted volume had acknowledged comes back with the keys.
+// Without one nothing is brought back in part unless that was asked for, and the error
+// names it; what only the machine's own disk has needs none.
+func TestSalvage_Encrypted_WithTheKeyAndWithout(t *testing.T) {
+	for name, as := range map[string]form{"documents": {encrypt: true}, "plain names": {encrypt: true, plainNames: true, compress: "lz4"}} {
+		for _, next := range [][]int{{1}, {2, 1}} { // the next owner's keys
+			t.Run(fmt.Sprint(name, next), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					a, va, want := loserAs(t, Durability{}, as)
+					b := a.machine(2)
+					b.opt.Keys = testKeys(next...)
+					vb := b.mustMount(func(o *Options) { o.Takeover = true })
+					files{}.put(t, vb, "other", []byte("by the new owner"), 0)
+					mustCommit(t, vb)
+					mustClose(t, vb)
+					wantErr(t, func() error { _, err := va.Commit(bg); return err }(), ErrFenced)
+					wantErr(t, va.Close(bg), ErrFenced)
+					before := tree(t, a.disk, a.dir, files{})
+					salvagesByKey(t, a, want, len(next) == 1)
+					if d := before.diff(tree(t, a.disk, a.dir, files{})); d != "" {
+						t.Errorf("salvaging changed the state directory: %s", d)
+					}
+				})
+			})
+		}
+	}
+}
+
+// salvagesByKey salvages a's journal with keys right and wrong; one: the volume has
+// never had another than the first.
+func salvagesByKey(t *testing.T, a *lab, want files, one bool) {
+	t.Helper()
+	all, err := Asides(a.disk, a.dir)
+	if err != nil || len(all) != 1 {
+		t.Fatalf("asides: %+v, %v", all, err)
+	}
+	for what, keys := range map[string]*Keys{"no key": nil, "another": testKeys(3), "the next owner's alone": testKeys(2)} {
+		if _, err := openSalvage(a.disk, all[0], a.bucket, keys); !errors.Is(err, ErrKey) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for what, keys := range map[string]*Keys{"its key": testKeys(1), "all keys": testKeys(2, 1)} {
+		s, err := openSalvage(a.disk, all[0], a.bucket, keys)
+		if !one && !a.form.plainNames && what == "its key" {
+			// The end of the path tells what is kept, and is the next owner's.
+			if !errors.Is(err, ErrKey) || !strings.Contains(err.Error(), testKey(2).Name()) {
+				t.Errorf("%s, and the next owner has changed it: %v", what, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		r, got := extracted(t, s)
+		if d := got.diff(want); d != "" || !r.BaseRead || len(r.Damage) > 0 {
+			t.Errorf("%s: %s, %+v", what, d, r)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	s, err := openSalvage(a.disk, all[0], nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	_, got := extracted(t, s)
+	if b := got.files[unknownPath(got, "born")]; b == nil || b.String() != want["born"] {
+		t.Error("without the bucket a file that was born on the machine does not come back")
+	}
 }
 
 // unknownPath finds a file by the last part of its path.

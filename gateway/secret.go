@@ -48,6 +48,27 @@ func needKeys(s metadata.Settings, url string, keys *Keys) error {
 	return nil
 }
 
+// needWriteKeys is needKeys for who writes: a key that another has taken the place
+// of is for reading alone, so that an old configuration can't bring it back.
+func needWriteKeys(s metadata.Settings, url string, keys *Keys) error {
+	if err := needKeys(s, url, keys); err != nil {
+		return err
+	}
+	if names := s.KeyNames(); len(names) > 0 && slices.Contains(names[1:], keys.First().Name()) {
+		return &keyReplaced{url: url, key: keys.First().Name(), by: names[0]}
+	}
+	return nil
+}
+
+// keyReplaced is an ErrKey: the key to write with is one that was replaced.
+type keyReplaced struct{ url, key, by string }
+
+func (e *keyReplaced) Error() string {
+	return fmt.Sprintf("%s: encryption key %s was replaced by key %s, and nothing new is written with it: give key %s first, or a new one, and the others after it", e.url, e.key, e.by, e.by)
+}
+
+func (e *keyReplaced) Is(target error) bool { return target == ErrKey }
+
 // keysOf lists the names of the keys that a state needs once this codec has
 // written to it: its own first.
 func keysOf(c *blockcodec.Codec, before metadata.Settings) string {
@@ -175,7 +196,7 @@ func (s *secretStore) Get(ctx context.Context, key string, off, length int64) (i
 	}
 	plain, err := s.keys.OpenDocument(body, s.id(key))
 	if errors.Is(err, ErrKey) {
-		return nil, info, fmt.Errorf("%s: %w; name its file with --encrypt-key-file", key, err)
+		return nil, info, fmt.Errorf("%w: %s: %w; name its file with --encrypt-key-file", objstore.ErrOpaque, key, err)
 	}
 	if err != nil {
 		return nil, info, fmt.Errorf("%w: %s: %w", objstore.ErrDamaged, key, err)

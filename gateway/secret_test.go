@@ -124,8 +124,8 @@ func refusesKey(t *testing.T, what string, err error, keys *Keys) {
 	}
 }
 
-// A new key is for what is written from then on; the old one is needed until
-// nothing names it.
+// A new key is for what is written from then on; the old one is needed to read, and
+// refused for writing.
 func TestVolume_Keys_Changed(t *testing.T) {
 	for name, as := range map[string]form{"documents": {encrypt: true}, "plain names": {encrypt: true, plainNames: true, compress: "zstd"}} {
 		t.Run(name, func(t *testing.T) {
@@ -151,10 +151,27 @@ func TestVolume_Keys_Changed(t *testing.T) {
 						t.Errorf("with key %d only: %v", only, err)
 					}
 				}
+				before := len(l.bucket.History())
 				l.opt.Keys = testKeys(1, 2)
+				_, err := l.mount(l.bucket, nil)
+				if wantErr(t, err, ErrKey); err != nil && !strings.Contains(err.Error(), testKey(1).Name()+" was replaced by key "+testKey(2).Name()) {
+					t.Errorf("a replaced key to write with: %v", err)
+				}
+				if n := len(l.bucket.History()); n != before {
+					t.Errorf("a replaced key changed the bucket %d times", n-before)
+				}
+				l.opt.Keys = testKeys(3, 1, 2)
 				v = l.mustMount(nil)
-				wantFiles(t, v, want, "with the keys the other way round")
+				want.put(t, v, "newer", telling(9000), 0)
+				mustCommit(t, v)
+				wantFiles(t, v, want, "with a third key")
+				if got := v.Status().Keys; !slices.Equal(got, []string{testKey(3).Name(), testKey(2).Name(), testKey(1).Name()}) {
+					t.Errorf("status names the keys %v", got)
+				}
 				mustClose(t, v)
+				if got := bucketFiles(t, l.bucket, 0); want.diff(got) != "" { // the order is of no matter for reading
+					t.Errorf("the bucket shows %s", want.diff(got))
+				}
 			})
 		})
 	}

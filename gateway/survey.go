@@ -79,7 +79,7 @@ func (v *Volume) look(ctx context.Context) (*survey, error) {
 		return nil, err
 	}
 	if set := s.path.last.commit.Settings; v.doc.Key != "" && set != nil {
-		if err := needKeys(*set, v.opt.URL, v.opt.Keys); err != nil {
+		if err := needWriteKeys(*set, v.opt.URL, v.opt.Keys); err != nil {
 			return nil, err
 		}
 	}

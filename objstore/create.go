@@ -28,7 +28,7 @@ type ConflictError struct {
 	// there is none.
 	Found Info
 	// Body is the object's whole body, or nil when it is larger than both
-	// 1 MiB and the caller's body.
+	// 1 MiB and the caller's body, or ErrOpaque.
 	Body []byte
 }
 
@@ -133,6 +133,11 @@ func readBack(ctx context.Context, s Store, key string, body []byte, cond Condit
 		}
 		return "", false, nil
 	case errors.Is(err, ErrTooLarge):
+		return "", true, &ConflictError{Key: key, Found: info}
+	case errors.Is(err, ErrOpaque):
+		if _, _, again := ReadAll(ctx, s, key, limit); !errors.Is(again, ErrOpaque) {
+			return "", false, fmt.Errorf("%w: two readings of object %s differ", ErrDamaged, key)
+		}
 		return "", true, &ConflictError{Key: key, Found: info}
 	case err != nil:
 		return "", false, err

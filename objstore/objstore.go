@@ -77,6 +77,9 @@ var (
 	ErrThrottled = fmt.Errorf("%w: too many requests", ErrUnavailable)
 	// ErrDamaged marks a body whose checksum or length is not what the store declared.
 	ErrDamaged = errors.New("object body damaged")
+	// ErrOpaque marks a body that this reader can't make sense of, and so did not
+	// write: it is encrypted with a key that it has not.
+	ErrOpaque = errors.New("object body can't be opened")
 	// ErrTooLarge marks an object that is larger than the caller is ready to read.
 	ErrTooLarge = errors.New("object is larger than expected")
 )

@@ -51,7 +51,7 @@ func shortBody(err error, got, want int, size int64) error {
 func ReadAll(ctx context.Context, s Store, key string, maxBytes int64) ([]byte, Info, error) {
 	body, info, err := s.Get(ctx, key, 0, -1)
 	if err != nil {
-		return nil, Info{}, fmt.Errorf("read object %s: %w", key, err)
+		return nil, info, fmt.Errorf("read object %s: %w", key, err)
 	}
 	if info.Size > maxBytes {
 		// The error of a reader whose bytes nobody wants says nothing.

@@ -29,14 +29,23 @@ func (a *app) dumpCommand() *cobra.Command {
 	return c
 }
 
-// dumps makes a command that dumps from a volume's bucket.
+// dumps makes a command that dumps from a volume's bucket what may be encrypted.
 func (a *app) dumps(c *cobra.Command, f func(ctx context.Context, t target, s *store, args []string) error) *cobra.Command {
+	return a.dumpsFrom(c, a.openVolume, f)
+}
+
+// dumpsPlain is dumps for what never is: it needs no key.
+func (a *app) dumpsPlain(c *cobra.Command, f func(ctx context.Context, t target, s *store, args []string) error) *cobra.Command {
+	return a.dumpsFrom(c, func(ctx context.Context, u objstore.URL) (*store, error) { return a.openStore(ctx, u, false, nil) }, f)
+}
+
+func (a *app) dumpsFrom(c *cobra.Command, open func(context.Context, objstore.URL) (*store, error), f func(ctx context.Context, t target, s *store, args []string) error) *cobra.Command {
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		t, err := a.resolve(args[0])
 		if err != nil {
 			return err
 		}
-		s, err := a.openVolume(ctx, t.url)
+		s, err := open(ctx, t.url)
 		if err != nil {
 			return err
 		}
@@ -112,14 +121,14 @@ func (a *app) dumpManifest() *cobra.Command {
 
 func (a *app) dumpLease() *cobra.Command {
 	c := &cobra.Command{Use: "lease <vol>", Short: "Show the lease", Args: cobra.ExactArgs(1)}
-	return a.dumps(c, func(ctx context.Context, _ target, s *store, _ []string) error {
+	return a.dumpsPlain(c, func(ctx context.Context, _ target, s *store, _ []string) error {
 		return a.dumpKey(ctx, s, metadata.LeaseKey, func(body []byte) error { _, err := metadata.DecodeLease(body); return err })
 	})
 }
 
 func (a *app) dumpPin() *cobra.Command {
 	c := &cobra.Command{Use: "pin <vol> [name]", Short: "Show pins", Args: cobra.RangeArgs(1, 2)}
-	return a.dumps(c, func(ctx context.Context, t target, s *store, args []string) error {
+	return a.dumpsPlain(c, func(ctx context.Context, t target, s *store, args []string) error {
 		found := 0
 		err := objstore.ListAll(ctx, s, metadata.PinPrefix, "", func(i objstore.Info) error {
 			if name, _, ok := metadata.ParsePinKey(i.Key); len(args) > 0 && (!ok || name != args[0]) {

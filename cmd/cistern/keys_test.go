@@ -3,9 +3,11 @@ package main
 import (
 	"encoding/hex"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/blockcodec"
 )
 
@@ -136,4 +138,73 @@ func TestApp_Format_ReadableNames(t *testing.T) {
 		t.Error("no commit shows the file's name")
 	}
 	p.fails(exitUsage, name, "ls", u)
+}
+
+// What asks the mount of an encrypted volume needs no key, and neither does what was
+// never encrypted; everything else says which key it needs. A key that was replaced
+// writes nothing any more, and what its writer had not committed comes back with the keys.
+func TestMount_Encrypted_CommandsRotationSalvage(t *testing.T) {
+	p, mnt := mountPlaceOf(t, func(p *place) []string {
+		file, _ := p.key("key", 'k')
+		return []string{"--encrypt-key-file", file}
+	})
+	file, name := p.key("key", 'k')
+	newer, newName := p.key("newer", 'n')
+	pid := p.mount("--encrypt-key-file", file)
+	src := p.write("src", random(300000))
+	p.must("put", mnt, src, "orders")
+	commands := [][]string{
+		{"ls", mnt}, {"cat", mnt, "orders"}, {"stat", mnt, "orders"}, {"du", mnt}, {"get", mnt, "orders", p.path("got")}, {"put", mnt, src, "more"},
+		{"rm", mnt, "more"}, {"sync", mnt}, {"status", mnt}, {"check", mnt}, {"collect", mnt},
+		{"snapshot", "create", mnt, "one"}, {"snapshot", "list", mnt}, {"snapshot", "delete", mnt, "one"}, {"dump", "lease", mnt}, {"dump", "pin", mnt},
+		{"ls", p.url()}, {"sync", p.url()}, {"snapshot", "list", p.url()},
+	}
+	for _, c := range commands {
+		p.must(c...)
+	}
+	p.must("snapshot", "create", mnt, "kept")
+	for _, c := range [][]string{{"log", mnt}, {"dump", "commit", mnt}, {"dump", "manifest", mnt}, {"dump", "segment", mnt}, {"snapshot", "show", mnt, "kept"},
+		{"snapshot", "diff", mnt, "kept"}, {"ls", mnt + "@kept"}, {"check", "--data", mnt}} {
+		p.fails(exitUsage, "no key was given", c...)
+		p.must(append(c, "--encrypt-key-file", file)...)
+	}
+
+	// Another owner brings a new key, and takes over what the first has not committed.
+	if err := os.WriteFile(filepath.Join(mnt, "late"), []byte("not committed"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p.kill(pid)
+	if status, _, errs := p.binary("umount", mnt); !strings.Contains(errs, "the mount is taken away") {
+		t.Fatalf("umount of a dead mount: %d %q", status, errs)
+	}
+	p.env["CISTERN_ENCRYPT_KEY_FILE"] = newer + ":" + file
+	p.mustBinary("mount", p.url(), mnt, "--state", p.path("other state"), "--takeover")
+	p.must("put", mnt, src, "by the new key")
+	p.mustBinary("umount", mnt)
+	if s := decode[volumeStatus](t, p.must("status", "--json", p.url())); len(s.Keys) != 2 || s.Keys[0] != newName || s.Keys[1] != name {
+		t.Errorf("status names the keys %v", s.Keys)
+	}
+	p.env["CISTERN_ENCRYPT_KEY_FILE"] = file + ":" + newer
+	p.fails(exitUsage, name+" was replaced by key "+newName, "put", p.url(), src, "by the old key")
+	p.fails(exitUsage, name+" was replaced by key "+newName, "mount", p.url(), mnt, "--state", p.path("third"), "--foreground")
+	if got := p.must("ls", p.url()); got != "by the new key\norders\n" {
+		t.Errorf("ls: %q", got) // to read the order is of no matter
+	}
+	p.env["CISTERN_ENCRYPT_KEY_FILE"] = newer
+	p.fails(exitUsage, name, "ls", p.url())
+	state := p.path("state")
+	p.fails(exitUsage, "--no-bucket", "salvage", state)
+	delete(p.env, "CISTERN_ENCRYPT_KEY_FILE")
+	p.fails(exitUsage, "no key was given", "salvage", "--to", p.path("back"), state)
+	if out := p.must("salvage", "--no-bucket", state); !strings.Contains(out, "late") {
+		t.Errorf("salvage without the bucket: %q", out)
+	}
+	p.env["CISTERN_ENCRYPT_KEY_FILE"] = newer + ":" + file
+	r := decode[[]*gateway.SalvageReport](t, p.must("salvage", "--json", "--to", p.path("back2"), state))
+	if len(r) != 1 || !r[0].BaseRead {
+		t.Fatalf("%+v", r)
+	}
+	if got := readFile(t, p.path("back2", r[0].ID, "files", "late")); got != "not committed" {
+		t.Errorf("salvage brings back %q", got)
+	}
 }

@@ -23,13 +23,19 @@ import (
 // mountPlace is a place with a formatted volume and a mount point.
 func mountPlace(t *testing.T) (p *place, mnt string) {
 	t.Helper()
+	return mountPlaceOf(t, func(*place) []string { return nil })
+}
+
+// mountPlaceOf is mountPlace with more flags for format.
+func mountPlaceOf(t *testing.T, flags func(p *place) []string) (p *place, mnt string) {
+	t.Helper()
 	testenv.NeedFUSE(t)
 	p = newPlace(t)
 	mnt = p.path("mnt")
 	if err := os.Mkdir(mnt, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	p.must("format", p.url(), "--object-size", "1M")
+	p.must(append([]string{"format", p.url(), "--object-size", "1M"}, flags(p)...)...)
 	t.Cleanup(func() {
 		if t.Failed() {
 			log, err := os.ReadFile(p.path("state", logName))

@@ -187,6 +187,9 @@ func (a *app) salvageOne(ctx context.Context, o *salvageOptions, x gateway.Aside
 		}
 	}
 	s, err := gateway.OpenSalvage(ctx, opt)
+	if errors.Is(err, gateway.ErrKey) {
+		err = usage(fmt.Errorf("%w; --no-bucket shows without it what was written", err))
+	}
 	if err != nil {
 		return nil, errors.Join(err, kv.Close())
 	}

@@ -233,7 +233,7 @@ func (m *mountProcess) snapshot(ctx context.Context, o gateway.SnapshotOptions) 
 	return snapshotLineOf(&info), snapshotError(err)
 }
 
-// snapshotsOf opens the store of a volume whose snapshots are meant.
+// snapshotsOf opens the store of a volume whose snapshots are meant. They need no key.
 func (a *app) snapshotsOf(ctx context.Context, arg string) (*store, target, error) {
 	t, err := a.resolve(arg)
 	if err != nil {
@@ -242,7 +242,7 @@ func (a *app) snapshotsOf(ctx context.Context, arg string) (*store, target, erro
 	if t.point != "" && !t.fixed {
 		return nil, t, usage(fmt.Errorf("%s@%s: give the volume without a point", t.url, t.point))
 	}
-	s, err := a.openVolume(ctx, t.url)
+	s, err := a.openStore(ctx, t.url, false, nil)
 	if err == nil {
 		_, err = gateway.ReadVolumeDoc(ctx, s, t.url.String())
 	}
