@@ -32,6 +32,7 @@ func cisternKeys() []string { return []string{"volumes", "dbroots"} }
 type storageManager struct {
 	file      string // empty: there is none
 	service   string // s3 or localstorage
+	requests  requestOptions
 	object    config.Size
 	tree      storagemanager.Tree
 	depth     int // directories before data1, data2, …
@@ -49,7 +50,7 @@ type storageManager struct {
 func smDefaults() *storageManager {
 	const dir = "/var/lib/columnstore/storagemanager/"
 	return &storageManager{
-		service: "localstorage", depth: 3, local: dir + "fake-cloud",
+		service: "localstorage", requests: defaultRequests(), depth: 3, local: dir + "fake-cloud",
 		object: config.Size{Bytes: 5 << 20, Min: 1 << 20, Max: 64 << 20},
 		cache:  config.Size{Bytes: 2 << 30, Min: 16 << 20},
 		tree:   storagemanager.Tree{Metadata: dir + "metadata", Journal: dir + "journal", Cache: dir + "cache"},
@@ -68,22 +69,24 @@ func smSettings() []smSetting {
 	path := func(field func(*storageManager) *string) func(*storageManager, string) error {
 		return func(s *storageManager, v string) error { *field(s) = filepath.Clean(v); return absolute(v) }
 	}
-	return []smSetting{
+	list := []smSetting{
 		{sectionStorage, "service", (*storageManager).setService},
 		{sectionStorage, "object_size", func(s *storageManager, v string) error { return setObjectSize(&s.object, v) }},
 		{sectionStorage, "metadata_path", path(func(s *storageManager) *string { return &s.tree.Metadata })},
 		{sectionStorage, "journal_path", path(func(s *storageManager) *string { return &s.tree.Journal })},
-		{sectionStorage, keyDownloads, func(_ *storageManager, v string) error { return inRange(v, 1, maxConcurrent) }},
-		{sectionStorage, keyUploads, func(_ *storageManager, v string) error { return inRange(v, 1, maxConcurrent) }},
 		{sectionStorage, "common_prefix_depth", (*storageManager).setDepth},
 		{sectionLocal, "path", path(func(s *storageManager) *string { return &s.local })},
 		{sectionLocal, "fake_latency", func(s *storageManager, v string) error { return setSwitch(&s.latency, v) }},
-		{sectionLocal, "max_latency", func(_ *storageManager, v string) error { return inRange(v, 0, 1e9) }},
+		{sectionLocal, "max_latency", func(_ *storageManager, v string) error { _, err := inRange(v, 0, 1e9); return err }},
 		{sectionCache, "cache_size", func(s *storageManager, v string) error { return s.cache.Set(v) }},
 		{sectionCache, "path", path(func(s *storageManager) *string { return &s.tree.Cache })},
 		{sectionCistern, "volumes", (*storageManager).setVolumes},
 		{sectionCistern, "dbroots", (*storageManager).setDBRoots},
 	}
+	for _, k := range requestSettings() {
+		list = append(list, smSetting{sectionStorage, k.key, func(s *storageManager, v string) error { return k.set(&s.requests, v) }})
+	}
+	return list
 }
 
 func absolute(v string) error {
@@ -93,12 +96,12 @@ func absolute(v string) error {
 	return nil
 }
 
-func inRange(v string, least, most int) error {
+func inRange(v string, least, most int) (int, error) {
 	n, err := strconv.Atoi(v)
 	if err != nil || n < least || n > most {
-		return fmt.Errorf("must be a number from %d to %d", least, most)
+		return 0, fmt.Errorf("must be a number from %d to %d", least, most)
 	}
-	return nil
+	return n, nil
 }
 
 func setObjectSize(s *config.Size, v string) error {
@@ -120,10 +123,7 @@ func (s *storageManager) setService(v string) error {
 }
 
 func (s *storageManager) setDepth(v string) error {
-	if err := inRange(v, 0, 64); err != nil {
-		return err
-	}
-	n, err := strconv.Atoi(v)
+	n, err := inRange(v, 0, 64)
 	s.depth = n
 	return err
 }
@@ -180,7 +180,7 @@ func (a *app) readStorageManager() (*storageManager, error) {
 			err = k.set(s, value)
 		}
 		if err != nil {
-			return nil, usage(fmt.Errorf("%s: [%s] %s = %q: %w", s.file, k.section, k.key, value, err))
+			return nil, a.settingError(k.section, k.key, value, err)
 		}
 	}
 	if s.given[sectionCache+"/cache_size"] && s.cache.Bytes < 2*s.object.Bytes {

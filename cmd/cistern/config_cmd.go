@@ -192,12 +192,8 @@ func (a *app) effective(f *configFile) ([]shownSetting, error) {
 	add(sectionStorage, "bucket", bucket, false)
 	add(sectionStorage, "object_size", sm.object.String(), !sm.given[sectionStorage+"/object_size"])
 	add(sectionStorage, "common_prefix_depth", fmt.Sprint(sm.depth), !sm.given[sectionStorage+"/common_prefix_depth"])
-	r, err := a.requests()
-	if err != nil {
-		return nil, err
-	}
-	add(sectionStorage, keyUploads, fmt.Sprint(r.uploads), !sm.given[sectionStorage+"/"+keyUploads])
-	add(sectionStorage, keyDownloads, fmt.Sprint(r.downloads), !sm.given[sectionStorage+"/"+keyDownloads])
+	add(sectionStorage, keyUploads, fmt.Sprint(sm.requests.uploads), !sm.given[sectionStorage+"/"+keyUploads])
+	add(sectionStorage, keyDownloads, fmt.Sprint(sm.requests.downloads), !sm.given[sectionStorage+"/"+keyDownloads])
 	flags.VisitAll(func(f *pflag.Flag) {
 		if v := f.Value.String(); !f.Hidden && v != "" && v != "[]" {
 			add("mount", strings.ReplaceAll(f.Name, "-", "_"), v, !f.Changed && !(f.Name == "cache-size" && sm.given[sectionCache+"/cache_size"]))

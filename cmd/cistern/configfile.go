@@ -51,11 +51,19 @@ func (a *app) sectionSettings(section string, keys []string) (map[string]string,
 		return nil, usage(err)
 	}
 	for _, key := range keys {
-		if v, ok := a.lookup("CISTERN_" + strings.ToUpper(section+"_"+key)); ok {
+		if v, ok := a.lookup(envOf(section, key)); ok {
 			set[key] = v
 		}
 	}
 	return set, nil
+}
+
+// envOf is the variable that beats a setting of the file.
+func envOf(section, key string) string { return "CISTERN_" + strings.ToUpper(section+"_"+key) }
+
+func (a *app) inEnv(name string) bool {
+	_, ok := a.lookup(name)
+	return ok
 }
 
 // warnOfBucket tells what of a bucket's settings hurts a volume.

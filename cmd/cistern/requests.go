@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/cisternfs/cistern/objstore"
@@ -28,37 +27,61 @@ type requestOptions struct {
 	timeout            time.Duration // of a request without its body; 0: the default
 }
 
-// requests reads the settings.
+// requestSetting reads one key of the section into the bounds.
+type requestSetting struct {
+	key string
+	set func(o *requestOptions, v string) error
+}
+
+// requestSettings are the keys of the section that bound requests.
+func requestSettings() []requestSetting {
+	atATime := func(field func(*requestOptions) *int) func(*requestOptions, string) error {
+		return func(o *requestOptions, v string) (err error) {
+			to := field(o)
+			if *to, err = inRange(v, 1, maxConcurrent); err == nil {
+				o.engine = max(o.engine, *to)
+			}
+			return err
+		}
+	}
+	return []requestSetting{
+		{keyUploads, atATime(func(o *requestOptions) *int { return &o.uploads })},
+		{keyDownloads, atATime(func(o *requestOptions) *int { return &o.downloads })},
+		{keyTimeout, func(o *requestOptions, v string) error {
+			n, err := inRange(v, 1, maxTimeout)
+			o.timeout = time.Duration(n) * time.Second
+			return err
+		}},
+	}
+}
+
+func defaultRequests() requestOptions { return requestOptions{uploads: 16, downloads: 32} }
+
+// requests reads the bounds of requests alone: a volume needs no other setting of
+// the section, and those of a DBRoot's file may be wrong for all it cares.
 func (a *app) requests() (requestOptions, error) {
-	o := requestOptions{uploads: 16, downloads: 32}
+	o := defaultRequests()
 	set, err := a.sectionSettings(sectionStorage, storageKeys())
 	if err != nil {
 		return o, err
 	}
-	for key, to := range map[string]*int{keyUploads: &o.uploads, keyDownloads: &o.downloads} {
-		if _, given := set[key]; !given {
-			continue
+	for _, k := range requestSettings() {
+		if v, given := set[k.key]; given {
+			if err := k.set(&o, v); err != nil {
+				return o, a.settingError(sectionStorage, k.key, v, err)
+			}
 		}
-		if *to, err = whole(set, key, maxConcurrent); err != nil {
-			return o, err
-		}
-		o.engine = max(o.engine, *to)
-	}
-	if _, given := set[keyTimeout]; given {
-		seconds, err := whole(set, keyTimeout, maxTimeout)
-		if err != nil {
-			return o, err
-		}
-		o.timeout = time.Duration(seconds) * time.Second
 	}
 	return o, nil
 }
 
-// whole reads a number from 1 to most.
-func whole(set map[string]string, key string, most int) (int, error) {
-	n, err := strconv.Atoi(set[key])
-	if err != nil || n < 1 || n > most {
-		return 0, usage(fmt.Errorf("[%s] %s = %q: must be a number from 1 to %d", sectionStorage, key, set[key], most))
+// settingError is the error of a setting with an unusable value, and says where it is.
+func (a *app) settingError(section, key, value string, err error) error {
+	where := ""
+	if name := envOf(section, key); a.inEnv(name) {
+		where = name + ", as "
+	} else if f, ferr := a.readConfig(); ferr == nil && f.path != "" {
+		where = f.path + ": "
 	}
-	return n, nil
+	return usage(fmt.Errorf("%s[%s] %s = %q: %w", where, section, key, value, err))
 }

@@ -108,6 +108,9 @@ func TestRequests_Settings(t *testing.T) {
 		{"max_concurrent_uploads = 3", "5", requestOptions{uploads: 5, downloads: 32, engine: 5}, ""},
 		{"max_concurrent_downloads = 0", "", requestOptions{}, "must be a number from 1 to 1024"},
 		{"max_concurrent_downloads = 1025", "", requestOptions{}, "must be a number from 1 to 1024"},
+		{"request_timeout = 30", "", requestOptions{uploads: 16, downloads: 32, timeout: 30 * time.Second}, ""},
+		{"request_timeout = 601", "", requestOptions{}, "c.ini: [ObjectStorage] request_timeout = \"601\": must be a number from 1 to 600"},
+		{"max_concurrent_uploads = 3", "0", requestOptions{}, "CISTERN_OBJECTSTORAGE_MAX_CONCURRENT_UPLOADS, as [ObjectStorage] max_concurrent_uploads"},
 		{"max_concurrent_loads = 7", "", requestOptions{}, "there is no such setting"},
 	} {
 		a := &app{config: &configFile{path: "c.ini", text: []byte("[ObjectStorage]\n" + c.file)}, lookup: func(name string) (string, bool) {
@@ -116,6 +119,11 @@ func TestRequests_Settings(t *testing.T) {
 		got, err := a.requests()
 		if c.err == "" && (err != nil || got != c.want) || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err) || exitStatus(err) != exitUsage) {
 			t.Errorf("%q, %q: %+v, %v", c.file, c.env, got, err)
+		}
+		// What reads the whole section says the same.
+		sm, err := a.readStorageManager()
+		if c.err == "" && (err != nil || sm.requests != c.want) || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err) || exitStatus(err) != exitUsage) {
+			t.Errorf("%q, %q, whole: %+v, %v", c.file, c.env, sm, err)
 		}
 	}
 }

@@ -63,8 +63,8 @@ func s3Keys() map[string]func(*s3Settings, string) error {
 		"tags":                  (*s3Settings).setTags,
 		// What follows steers Storage Manager's own requests: Cistern's deadlines
 		// follow from a request's size.
-		"connect_timeout": func(_ *s3Settings, v string) error { return inRange(v, 0, 86400) },
-		"timeout":         func(_ *s3Settings, v string) error { return inRange(v, 0, 86400) },
+		"connect_timeout": func(_ *s3Settings, v string) error { _, err := inRange(v, 0, 86400); return err },
+		"timeout":         func(_ *s3Settings, v string) error { _, err := inRange(v, 0, 86400); return err },
 		"libs3_debug":     func(_ *s3Settings, v string) error { var debug bool; return setSwitch(&debug, v) },
 	}
 }
