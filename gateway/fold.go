@@ -473,11 +473,8 @@ const deadSegmentsEvery = 10 * time.Minute
 // runFolds folds in the background.
 func (v *Volume) runFolds() {
 	defer v.group.Done()
-	if err := v.findPatched(); err != nil {
-		v.log.Warn("slots with patches are not known until they change", "error", err)
-	}
 	looked := time.Now()
-	for {
+	for first := true; ; first = false {
 		if time.Since(looked) >= deadSegmentsEvery {
 			looked = time.Now()
 			v.outages.deadSegments.note(v.log, workDeadSegments, v.markDeadSegments())
@@ -491,6 +488,11 @@ func (v *Volume) runFolds() {
 		}
 		if v.Stopped() != nil {
 			return
+		}
+		if first { // not before: the reads that a mount was waited for go first
+			if err := v.findPatched(); err != nil {
+				v.log.Warn("slots with patches are not known until they change", "error", err)
+			}
 		}
 		n, err := v.Fold(v.ctx, false)
 		if v.ctx.Err() == nil {
