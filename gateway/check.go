@@ -197,7 +197,7 @@ func (c *check) bucket(ctx context.Context) error {
 			})
 		}
 		if err != nil {
-			return storeError("list "+prefix, err)
+			return storeErrorAt("list", prefix, err)
 		}
 	}
 	if err := c.commits(ctx); err != nil {
@@ -287,13 +287,10 @@ func (c *check) manifest(ctx context.Context, id metadata.CommitID) error {
 			}
 			continue
 		}
-		body, _, err := objstore.ReadAll(ctx, c.store, p.Key(), p.Size)
-		if err != nil {
-			err = storeError("read page "+p.Key(), err)
-		} else {
-			err = metadata.ReadPage(p, body, func([]byte) error { return nil })
+		err := readDocument(ctx, c.store, p.Key(), p.Size, func(body []byte, _ objstore.Info) error {
 			c.r.Bytes += int64(len(body))
-		}
+			return metadata.ReadPage(p, body, func([]byte) error { return nil })
+		})
 		if err := c.damage(p.Key(), err); err != nil {
 			return err
 		}
@@ -320,7 +317,7 @@ func (c *check) stored(ctx context.Context, key string) (size int64, there bool,
 		return 0, false, nil
 	}
 	if err != nil {
-		return 0, false, storeError("look at "+key, err)
+		return 0, false, storeErrorAt("look at", key, err)
 	}
 	return i.Size, true, nil
 }

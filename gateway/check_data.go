@@ -201,9 +201,16 @@ func (c *check) verifyBase(ctx context.Context, at oneSlot, b *metadata.Base) ([
 	buf := make([]byte, min(checkRun, int(b.Len)))
 	for off := 0; off < int(b.Len); off += len(buf) {
 		p := buf[:min(len(buf), int(b.Len)-off)]
-		err := c.readBlocks(ctx, b, uint32(off), p, func(at32, n uint32, err error) error {
-			found = append(found, Problem{Inode: at.ino, Off: start + int64(at32), Len: int64(n), Key: b.Key, Reason: "checksum does not match"})
-			return nil
+		err := c.readBlocks(ctx, b, uint32(off), p, func(at32, n uint32, _ error) error {
+			err := ErrDamaged
+			if len(found) == 0 { // of an object that is damaged for sure the rest is believed to be
+				err = c.again(ctx, b, at32, n)
+			}
+			if errors.Is(err, ErrDamaged) {
+				found = append(found, Problem{Inode: at.ino, Off: start + int64(at32), Len: int64(n), Key: b.Key, Reason: "checksum does not match"})
+				return nil
+			}
+			return err
 		})
 		wrong, err := c.readResult(err, len(p))
 		if err != nil {
@@ -214,6 +221,27 @@ func (c *check) verifyBase(ctx context.Context, at oneSlot, b *metadata.Base) ([
 		}
 	}
 	return found, nil
+}
+
+// again reads a block of a base that did not match anew: what was hurt on the way is
+// not what is stored. ErrDamaged when it never matches.
+func (c *check) again(ctx context.Context, b *metadata.Base, at, n uint32) error {
+	p := make([]byte, n)
+	return retryDamage(ctx, func() error {
+		return c.readBlocks(ctx, b, at, p, func(_, _ uint32, err error) error { return err })
+	})
+}
+
+// extentAgain is again for an extent.
+func (c *check) extentAgain(ctx context.Context, p *metadata.Patch) error {
+	raw := make([]byte, p.StoredLen())
+	return retryDamage(ctx, func() error {
+		err := c.readStore(ctx, p.Seg, int64(p.SegOff), raw)
+		if err == nil {
+			_, err = c.openExtent(p, raw, p.SegOff)
+		}
+		return err
+	})
 }
 
 // verifyPatches reads all extents of a slot's patches, neighbours together, and
@@ -253,6 +281,12 @@ func (c *check) verifyPatches(ctx context.Context, at oneSlot) ([]Problem, error
 			if reason == "" {
 				_, err := c.openExtent(&p, raw, list[0].SegOff)
 				if errors.Is(err, ErrKey) {
+					return nil, err
+				}
+				if err != nil && len(found) == 0 {
+					err = c.extentAgain(ctx, &p)
+				}
+				if err != nil && !errors.Is(err, ErrDamaged) {
 					return nil, err
 				}
 				if err != nil {

@@ -170,7 +170,7 @@ func beforeBirth(doc *metadata.VolumeDoc, url string, n uint64) error {
 func readClaim(ctx context.Context, s objstore.Store, url string) (*metadata.VolumeDoc, error) {
 	list, err := s.List(ctx, "", "", 5)
 	if err != nil {
-		return nil, storeError("list "+url, err)
+		return nil, storeErrorAt("list", url, err)
 	}
 	if len(list) == 0 {
 		return nil, nil
@@ -183,7 +183,7 @@ func readClaim(ctx context.Context, s objstore.Store, url string) (*metadata.Vol
 	case err == nil:
 		return nil, fmt.Errorf("%w: %s is a volume already, a clone that is complete; `cistern destroy` deletes one", ErrExist, url)
 	case !errors.Is(err, objstore.ErrNotExist):
-		return nil, storeError("look at "+metadata.VolumeKey, err)
+		return nil, storeErrorAt("look at", metadata.VolumeKey, err)
 	}
 	return ReadClaim(ctx, s)
 }
@@ -256,7 +256,7 @@ func (c *cloner) create(ctx context.Context, s objstore.Store, key string, body 
 		return fmt.Errorf("%w: somebody else writes to %s at the same time: %w", ErrExist, c.o.TargetURL, err)
 	}
 	if err != nil {
-		return storeError("write "+key, err)
+		return storeErrorAt("write", key, err)
 	}
 	return nil
 }

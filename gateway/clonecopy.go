@@ -225,7 +225,7 @@ func (c *copier) lookThere(ctx context.Context) error {
 			return nil
 		})
 		if err != nil {
-			return storeError("list "+prefix, err)
+			return storeErrorAt("list", prefix, err)
 		}
 	}
 	return nil
@@ -287,7 +287,7 @@ func (c *copier) serve(ctx context.Context, t *thing) (bool, error) {
 	}
 	i, err := c.dst.Head(ctx, t.key)
 	if err != nil {
-		return false, storeError("look at the copy of "+t.key, err)
+		return false, storeErrorAt("look at the copy of", t.key, err)
 	}
 	if i.Size != t.size {
 		return false, fmt.Errorf("%w: the store made a copy of %s with %d bytes instead of %d: delete it in the clone and go on", ErrDamaged, t.key, i.Size, t.size)
@@ -322,10 +322,10 @@ func (c *copier) move(ctx context.Context, t *thing) error {
 	case errors.Is(err, ErrDamaged):
 		return err
 	case err != nil:
-		return storeError("copy "+t.key, err)
+		return storeErrorAt("copy", t.key, err)
 	}
 	if err := objstore.Create(ctx, c.dst, t.key, body); err != nil {
-		return storeError("copy "+t.key, err)
+		return storeErrorAt("copy", t.key, err)
 	}
 	return nil
 }

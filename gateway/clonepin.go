@@ -173,7 +173,7 @@ func (c *cloner) takeBack(ctx context.Context) error {
 		}
 	}
 	if err := c.o.Target.Delete(ctx, metadata.ClaimKey); err != nil {
-		errs = append(errs, storeError("delete "+metadata.ClaimKey, err))
+		errs = append(errs, storeErrorAt("delete", metadata.ClaimKey, err))
 	}
 	return errors.Join(errs...)
 }
@@ -204,7 +204,7 @@ func (c *cloner) stillKept(ctx context.Context) error {
 			continue
 		}
 		if err != nil {
-			return storeError("look at "+key, err)
+			return storeErrorAt("look at", key, err)
 		}
 	}
 	return nil
@@ -233,7 +233,7 @@ func unpinAncestors(ctx context.Context, l *lineage) error {
 func deleteClonePins(ctx context.Context, s objstore.Store, id string) error {
 	return objstore.ListAll(ctx, s, metadata.PinPrefix+clonePinName(id)+"~", "", func(i objstore.Info) error {
 		if err := s.Delete(ctx, i.Key); err != nil {
-			return storeError("delete "+i.Key, err)
+			return storeErrorAt("delete", i.Key, err)
 		}
 		return nil
 	})
@@ -300,7 +300,7 @@ func ForgetClone(ctx context.Context, s objstore.Store, url string, open Opener)
 		return err
 	}
 	if err := s.Delete(ctx, metadata.ClaimKey); err != nil {
-		return storeError("delete "+metadata.ClaimKey, err)
+		return storeErrorAt("delete", metadata.ClaimKey, err)
 	}
 	return nil
 }

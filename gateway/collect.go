@@ -214,7 +214,7 @@ func (v *Volume) deleteCondemned(ctx context.Context, condemned []metadata.Dead,
 	}
 	err = v.inParallel(ctx, len(gone), func(ctx context.Context, i int) error {
 		if err := v.store.Delete(ctx, gone[i].Key); err != nil {
-			return storeError("delete "+gone[i].Key, err)
+			return storeErrorAt("delete", gone[i].Key, err)
 		}
 		return nil
 	})
@@ -334,7 +334,7 @@ func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, er
 			return nil
 		})
 		if err != nil {
-			return out, storeError("list "+prefix, err)
+			return out, storeErrorAt("list", prefix, err)
 		}
 	}
 	if len(list) == 0 {
@@ -358,7 +358,7 @@ func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, er
 		}
 		if !dryRun {
 			if err := v.store.Delete(ctx, t.key); err != nil {
-				return out, storeError("delete "+t.key, err)
+				return out, storeErrorAt("delete", t.key, err)
 			}
 		}
 		out.Orphans++
@@ -400,7 +400,7 @@ func (v *Volume) collectPins(ctx context.Context, now int64, dryRun bool, out *C
 		}
 		if !dryRun {
 			if err := v.store.Delete(ctx, i.Key); err != nil {
-				return storeError("delete "+i.Key, err)
+				return storeErrorAt("delete", i.Key, err)
 			}
 		}
 		out.add(i.Key, i.Size, dryRun)

@@ -92,7 +92,7 @@ func detach(ctx context.Context, o *DetachOptions, l *lineage) (done CopyProgres
 	d := metadata.Detached{Volume: l.doc.ID, Time: o.Now().UnixNano()}
 	err = objstore.Create(ctx, l.raw, metadata.DetachedKey, metadata.EncodeDetached(&d))
 	if err != nil && !errors.Is(err, objstore.ErrConditionFailed) { // another process was faster
-		return done, storeError("write "+metadata.DetachedKey, err)
+		return done, storeErrorAt("write", metadata.DetachedKey, err)
 	}
 	return done, l.lookDetached(ctx)
 }

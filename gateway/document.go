@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/cisternfs/cistern/metadata"
@@ -59,12 +58,10 @@ func readDocument(ctx context.Context, s objstore.Store, key string, limit int64
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, objstore.ErrNotExist):
-		return fmt.Errorf("read %s: %w", key, err)
-	case errors.Is(err, ErrKey):
-		return fmt.Errorf("read %s: %w", key, err)
+	case errors.Is(err, objstore.ErrNotExist), errors.Is(err, ErrKey):
+		return objstore.At("read", key, err)
 	case errors.Is(err, metadata.ErrDamaged), errors.Is(err, metadata.ErrNewerFormat):
 		return documentError(key, err)
 	}
-	return storeError("read "+key, err)
+	return storeErrorAt("read", key, err)
 }

@@ -123,11 +123,11 @@ func formatPut(ctx context.Context, o FormatOptions, key string, body []byte) (o
 		return "", fmt.Errorf("%w: somebody else is formatting %s at the same time", ErrExist, o.URL)
 	}
 	if err != nil {
-		return "", storeError("write "+key, err)
+		return "", storeErrorAt("write", key, err)
 	}
 	info, err := o.Store.Head(ctx, key)
 	if err != nil {
-		return "", storeError("read back "+key, err)
+		return "", storeErrorAt("read back", key, err)
 	}
 	return info.Version, nil
 }
@@ -136,7 +136,7 @@ func formatPut(ctx context.Context, o FormatOptions, key string, body []byte) (o
 func formatTarget(ctx context.Context, s objstore.Store, url string) error {
 	list, err := s.List(ctx, "", "", 5)
 	if err != nil {
-		return storeError("list "+url, err)
+		return storeErrorAt("list", url, err)
 	}
 	if len(list) == 0 {
 		return nil

@@ -342,21 +342,36 @@ func (v *Volume) leaseLost() time.Duration {
 
 // storeError gives a failure of the store its class.
 func storeError(what string, err error) error {
+	if what != "" {
+		what += ": "
+	}
 	switch {
 	case errors.Is(err, ErrKey):
-		return fmt.Errorf("%s: %w", what, err)
+		return fmt.Errorf("%s%w", what, err)
 	case errors.Is(err, objstore.ErrDamaged):
-		return fmt.Errorf("%w: %s: %w", ErrDamaged, what, err)
+		return fmt.Errorf("%w: %s%w", ErrDamaged, what, err)
 	case errors.Is(err, context.Canceled):
-		return fmt.Errorf("%w: %s: %w", ErrInterrupted, what, err)
+		return fmt.Errorf("%w: %s%w", ErrInterrupted, what, err)
 	}
-	return fmt.Errorf("%w: %s: %w", ErrStore, what, err)
+	return fmt.Errorf("%w: %s%w", ErrStore, what, err)
+}
+
+// storeErrorAt is storeError for what was done to one object.
+func storeErrorAt(op, key string, err error) error {
+	if objstore.Names(err, key) {
+		return storeError("", err)
+	}
+	return storeError(op+" "+key, err)
 }
 
 // documentError gives a document that can't be used its class.
 func documentError(key string, err error) error {
+	class := ErrDamaged
 	if errors.Is(err, metadata.ErrNewerFormat) {
-		return fmt.Errorf("%w: %s: %w", ErrNewerFormat, key, err)
+		class = ErrNewerFormat
 	}
-	return fmt.Errorf("%w: %s: %w", ErrDamaged, key, err)
+	if objstore.Names(err, key) {
+		return fmt.Errorf("%w: %w", class, err)
+	}
+	return fmt.Errorf("%w: %s: %w", class, key, err)
 }

@@ -155,7 +155,7 @@ func (v *Volume) replacedBy(ctx context.Context, m, prev *metadata.Manifest) ([]
 			return nil
 		})
 		if err != nil {
-			return nil, storeError("list "+prefix, err)
+			return nil, storeErrorAt("list", prefix, err)
 		}
 	}
 	return dead, nil

@@ -76,7 +76,7 @@ func (r pathReader) lastOf(ctx context.Context, epoch uint64, from metadata.Comm
 		return nil
 	})
 	if err != nil {
-		return last, storeError("list "+prefix, err)
+		return last, storeErrorAt("list", prefix, err)
 	}
 	if last.N == 0 && from.Epoch == epoch && from.N != 0 {
 		return last, fmt.Errorf("%w: %s is missing, which was the last commit once, and nothing follows it: the bucket lost commits", ErrDamaged, metadata.CommitKey(from))

@@ -121,7 +121,7 @@ func (r pathReader) listed(ctx context.Context, from metadata.CommitID) ([]metad
 		return nil
 	})
 	if err != nil {
-		return nil, storeError("list "+metadata.CommitPrefix, err)
+		return nil, storeErrorAt("list", metadata.CommitPrefix, err)
 	}
 	return ids, nil
 }

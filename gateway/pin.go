@@ -354,14 +354,14 @@ func (p *Pin) followed(ctx context.Context, claim, old pinObject) (bool, error) 
 	}
 	c, err := p.o.Store.Head(ctx, claim.key)
 	if err != nil {
-		return false, storeError("look at pin "+claim.key, err)
+		return false, storeErrorAt("look at pin", claim.key, err)
 	}
 	o, err := p.o.Store.Head(ctx, old.key)
 	if errors.Is(err, objstore.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
-		return false, storeError("look at pin "+old.key, err)
+		return false, storeErrorAt("look at pin", old.key, err)
 	}
 	return old.expiry == 0 || lasts(o.Modified.Add(p.o.Lifetime).UnixNano(), c.Modified), nil
 }

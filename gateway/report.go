@@ -186,7 +186,7 @@ func Destroy(ctx context.Context, s objstore.Store, url string, owner metadata.O
 		}
 	}
 	if err := s.Delete(ctx, metadata.VolumeKey); err != nil {
-		return storeError("delete "+metadata.VolumeKey, err)
+		return storeErrorAt("delete", metadata.VolumeKey, err)
 	}
 	return deleteAll(ctx, s, deleted)
 }
@@ -258,7 +258,7 @@ func refusePinned(ctx context.Context, s objstore.Store, url string, claims bool
 			return nil // taken away meanwhile
 		}
 		if err != nil {
-			return storeError("read pin "+i.Key, err)
+			return storeErrorAt("read pin", i.Key, err)
 		}
 		p, err := decodePin(body, info)
 		switch {
@@ -297,14 +297,14 @@ func deleteAll(ctx context.Context, s objstore.Store, deleted func(n int)) error
 		for {
 			page, err := s.List(ctx, prefix, "", 0)
 			if err != nil {
-				return storeError("list "+prefix, err)
+				return storeErrorAt("list", prefix, err)
 			}
 			if len(page) == 0 {
 				break
 			}
 			err = f.inParallel(ctx, len(page), func(ctx context.Context, i int) error {
 				if err := s.Delete(ctx, page[i].Key); err != nil {
-					return storeError("delete "+page[i].Key, err)
+					return storeErrorAt("delete", page[i].Key, err)
 				}
 				return nil
 			})
@@ -317,7 +317,7 @@ func deleteAll(ctx context.Context, s objstore.Store, deleted func(n int)) error
 	}
 	for _, key := range []string{metadata.DetachedKey, metadata.LeaseKey} {
 		if err := s.Delete(ctx, key); err != nil {
-			return storeError("delete "+key, err)
+			return storeErrorAt("delete", key, err)
 		}
 	}
 	return nil

@@ -158,7 +158,7 @@ func (v *Volume) forgetPresent(ctx context.Context, s SnapshotInfo) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pinGiveUp)
 	defer cancel()
 	if err := v.store.Delete(ctx, s.Key); err != nil {
-		return fmt.Errorf("nothing was restored; snapshot %s stays: %w", s.Name, storeError("delete "+s.Key, err))
+		return fmt.Errorf("nothing was restored; snapshot %s stays: %w", s.Name, storeErrorAt("delete", s.Key, err))
 	}
 	return nil
 }

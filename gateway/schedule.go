@@ -161,7 +161,7 @@ func SetSchedule(ctx context.Context, s objstore.Store, x Schedule, random io.Re
 	for _, o := range old {
 		if o.Name == x.Name {
 			if err := s.Delete(ctx, o.key); err != nil {
-				return storeError("delete "+o.key, err)
+				return storeErrorAt("delete", o.key, err)
 			}
 		}
 	}
@@ -180,7 +180,7 @@ func ClearSchedule(ctx context.Context, s objstore.Store, name string) error {
 		if x.Name == name {
 			found = true
 			if err := s.Delete(ctx, x.key); err != nil {
-				return storeError("delete "+x.key, err)
+				return storeErrorAt("delete", x.key, err)
 			}
 		}
 	}

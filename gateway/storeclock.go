@@ -48,7 +48,7 @@ func (c *storeClock) latest() int64 {
 func storeTime(ctx context.Context, s objstore.Store) (objstore.Info, error) {
 	i, err := s.Head(ctx, metadata.LeaseKey)
 	if err != nil {
-		return i, storeError("look at "+metadata.LeaseKey, err)
+		return i, storeErrorAt("look at", metadata.LeaseKey, err)
 	}
 	if i.Modified.IsZero() {
 		return i, fmt.Errorf("%w: %s tells no time of its last change, without which nothing may be deleted", ErrStore, metadata.LeaseKey)

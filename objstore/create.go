@@ -52,7 +52,7 @@ func (e *ConflictError) Unwrap() error { return ErrConditionFailed }
 func Create(ctx context.Context, s Store, key string, body []byte) error {
 	_, err := settle(ctx, s, key, body, Condition{IfAbsent: true})
 	if err != nil {
-		return fmt.Errorf("create object %s: %w", key, err)
+		return At("create object", key, err)
 	}
 	return nil
 }
@@ -70,7 +70,7 @@ func CompareAndSwap(ctx context.Context, s Store, key string, old Version, body 
 	}
 	v, err := settle(ctx, s, key, body, Condition{IfVersion: old})
 	if err != nil {
-		return "", fmt.Errorf("swap object %s: %w", key, err)
+		return "", At("swap object", key, err)
 	}
 	return v, nil
 }

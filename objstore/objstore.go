@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 )
 
@@ -117,6 +118,20 @@ func PageSize(limit int) int {
 		return MaxList
 	}
 	return limit
+}
+
+// At says what was done to which object when it failed. Several layers know that; the
+// innermost one that says it is enough.
+func At(op, key string, err error) error {
+	if Names(err, key) {
+		return err
+	}
+	return fmt.Errorf("%s %s: %w", op, key, err)
+}
+
+// Names says whether an error names an object.
+func Names(err error, key string) bool {
+	return key != "" && strings.Contains(err.Error(), key)
 }
 
 // Class names the class of err in one word, as metrics and status show it:

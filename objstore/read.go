@@ -19,15 +19,15 @@ func ReadRange(ctx context.Context, s Store, key string, off int64, p []byte) er
 	}
 	body, info, err := s.Get(ctx, key, off, int64(len(p)))
 	if err != nil {
-		return fmt.Errorf("read object %s at %d+%d: %w", key, off, len(p), err)
+		return fmt.Errorf("bytes %d+%d: %w", off, len(p), At("read object", key, err))
 	}
 	n, err := io.ReadFull(body, p)
 	closeErr := body.Close()
 	if err != nil {
-		return fmt.Errorf("read object %s at %d+%d: %w", key, off, len(p), shortBody(err, n, len(p), info.Size))
+		return fmt.Errorf("bytes %d+%d: %w", off, len(p), At("read object", key, shortBody(err, n, len(p), info.Size)))
 	}
 	if closeErr != nil {
-		return fmt.Errorf("read object %s at %d+%d: %w", key, off, len(p), closeErr)
+		return fmt.Errorf("bytes %d+%d: %w", off, len(p), At("read object", key, closeErr))
 	}
 	return nil
 }
@@ -51,7 +51,7 @@ func shortBody(err error, got, want int, size int64) error {
 func ReadAll(ctx context.Context, s Store, key string, maxBytes int64) ([]byte, Info, error) {
 	body, info, err := s.Get(ctx, key, 0, -1)
 	if err != nil {
-		return nil, info, fmt.Errorf("read object %s: %w", key, err)
+		return nil, info, At("read object", key, err)
 	}
 	if info.Size > maxBytes {
 		// The error of a reader whose bytes nobody wants says nothing.
@@ -72,7 +72,7 @@ func ReadAll(ctx context.Context, s Store, key string, maxBytes int64) ([]byte, 
 		err = shortBody(err, n, int(info.Size), info.Size)
 	}
 	if err != nil {
-		return nil, Info{}, fmt.Errorf("read object %s: %w", key, err)
+		return nil, Info{}, At("read object", key, err)
 	}
 	return p[:n:n], info, nil
 }

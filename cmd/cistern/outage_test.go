@@ -324,6 +324,7 @@ func TestS3_Outage_AtMount(t *testing.T) {
 				a.answers(args[0], func() {
 					status, _, errs := a.binary(args...)
 					checkFailure(t, args, cmp.Or(o.status, exitStore), o.want, status, errs)
+					a.saidOnce(errs, "volume.json")
 				})
 			}
 			if m, ok, err := findMount(a.mnt); ok || err != nil {
@@ -336,6 +337,17 @@ func TestS3_Outage_AtMount(t *testing.T) {
 			a.mounted()
 			a.endMount(a.mnt)
 		})
+	}
+}
+
+// saidOnce: several layers know the object, the endpoint and how often it was tried, and
+// one of them says it.
+func (a *awayPlace) saidOnce(errs string, more ...string) {
+	a.t.Helper()
+	for _, word := range append(more, a.way.addr, "127.0.0.1", "gave up after") {
+		if n := strings.Count(errs, word); n > 1 {
+			a.t.Errorf("%q is said %d times: %s", word, n, errs)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"regexp"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
@@ -166,6 +167,9 @@ func (s *Store) unanswered(err error, status int) error {
 	var request *url.Error
 	if errors.As(err, &request) {
 		err = request.Err // without the URL, which says what is said already
+	}
+	if _, host, _ := strings.Cut(s.where, "://"); host != "" && strings.Contains(err.Error(), host) {
+		return fmt.Errorf("%w: %v", objstore.ErrUnavailable, err)
 	}
 	return fmt.Errorf("%w: %s: %v", objstore.ErrUnavailable, s.where, err)
 }
