@@ -74,7 +74,7 @@ func TestOwners_StoppedAndReplaced(t *testing.T) {
 	dir := testenv.TempDir(t)
 	a := testenv.MountOptions{Dir: filepath.Join(dir, "a"), StateDir: filepath.Join(dir, "state-a")}
 	b := testenv.MountOptions{Dir: filepath.Join(dir, "b"), StateDir: filepath.Join(dir, "state-b"), Args: []string{"--takeover"}}
-	want := map[string]string{} // what the volume must hold
+	want := map[string]string{}           // what the volume must hold
 	for round := range 3 * rounds(t, 1) { // once in each mode
 		mode := []string{"local", "lag=2s", "bucket"}[round%3]
 		a.Args = []string{"--durability", mode, "--wait", "0s"}
