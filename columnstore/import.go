@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path"
+	"path/filepath"
 	"sort"
 	"strings"
 	"sync"
@@ -29,7 +31,8 @@ type Import struct {
 	Parallel int // files at a time; default 8
 
 	// FileMode and DirMode are the permission bits; default 0640 and 0750. The
-	// owner and the time of change are those of the metadata file.
+	// owner and the time of change are those of the metadata file, and the owner of
+	// an empty volume's top directory that of the prefix's.
 	FileMode, DirMode uint32
 
 	Progress func(Result)  // after each file; may be nil
@@ -104,6 +107,9 @@ func (im *Import) Run(ctx context.Context) (Result, error) {
 	}
 	r := &run{Import: im, listed: map[string]int64{}, used: map[string]bool{}, took: map[string]bool{}}
 	if err := r.prepare(ctx); err != nil {
+		return r.r, err
+	}
+	if err := r.top(ctx); err != nil {
 		return r.r, err
 	}
 	if err := r.files(ctx); err != nil {
@@ -187,6 +193,22 @@ func (r *run) files(ctx context.Context) error {
 	default:
 		return err
 	}
+}
+
+// top gives an empty volume's top directory the owner of the prefix's: ColumnStore
+// makes files in it.
+func (r *run) top(ctx context.Context) error {
+	empty := true
+	if err := r.Volume.ReadDir(ctx, metadata.RootInode, 0, func(metadata.Dentry) bool { empty = false; return false }); err != nil || !empty {
+		return err
+	}
+	st, err := os.Stat(filepath.Join(r.Tree.Metadata, r.Prefix))
+	if err != nil {
+		return fmt.Errorf("metadata of %s: %w", r.Prefix, err)
+	}
+	owner := ownerOf(storagemanager.File{Info: st})
+	_, err = r.Volume.SetAttr(ctx, metadata.RootInode, gateway.SetAttr{UID: &owner.UID, GID: &owner.GID})
+	return err
 }
 
 // directory makes a directory unless it is there.

@@ -482,3 +482,23 @@ func (s *site) wantWhole(v *gateway.Volume) {
 		}
 	}
 }
+
+// The top directory gets the prefix's owner once, before there is anything in it.
+func TestImport_TopDirectory_HasThePrefixesOwner(t *testing.T) {
+	s := newSite(t, false)
+	s.w.File("data1/f", s.w.Whole(5)...)
+	v := s.open()
+	for _, uid := range []int{1234, 4321} {
+		if err := os.Chown(filepath.Join(s.w.Tree.Metadata, "data1"), uid, uid+1); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.run(v, "data1", false); err != nil {
+			t.Fatal(err)
+		}
+		n, err := v.GetAttr(t.Context(), metadata.RootInode)
+		if err != nil || n.UID != 1234 || n.GID != 1235 {
+			t.Errorf("after an import of %d's: %d:%d, %v", uid, n.UID, n.GID, err)
+		}
+	}
+	s.close(v)
+}
