@@ -16,7 +16,7 @@ import (
 )
 
 // Dir is the directory that Storage Manager's LocalStorage uses as its bucket:
-// an object is a file of its key's name. It is only read and deleted from.
+// an object is a file of its key's name. It is only read.
 type Dir struct{ path string }
 
 // OpenDir opens a directory of objects. objstore.ErrNoBucket when there is none.
@@ -111,7 +111,6 @@ func (d *Dir) List(ctx context.Context, prefix, startAfter string, limit int) ([
 	if err != nil {
 		return nil, classify(d.path, err)
 	}
-	slices.SortFunc(list, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	i, _ := slices.BinarySearchFunc(list, startAfter, func(e fs.DirEntry, after string) int {
 		if e.Name() <= after {
 			return -1
@@ -138,17 +137,7 @@ func (d *Dir) List(ctx context.Context, prefix, startAfter string, limit int) ([
 	return page, ctx.Err()
 }
 
-// Delete implements objstore.Store.
+// Delete implements objstore.Store: nothing of Storage Manager's is deleted.
 func (d *Dir) Delete(_ context.Context, key string) error {
-	name, err := d.name(key)
-	if errors.Is(err, objstore.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return classify(key, err)
-	}
-	return nil
+	return fmt.Errorf("delete %s: Storage Manager's directory %s is only read", key, d.path)
 }
