@@ -109,7 +109,7 @@ func (a *app) importDBRoots(ctx context.Context, sm *storageManager, o *importOp
 	if len(args) == 1 && len(names) != 1 {
 		return usage(fmt.Errorf("one URL for %s (%s): choose one with --dbroot", count(len(names), "DBRoot"), strings.Join(names, ", ")))
 	}
-	var results []imported
+	results := []imported{}
 	var all error
 	for _, name := range names {
 		r, err := a.importDBRoot(ctx, sm, o, name, args)

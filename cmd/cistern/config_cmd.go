@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -194,6 +196,9 @@ func (a *app) effective(f *configFile) ([]shownSetting, error) {
 	add(sectionStorage, "common_prefix_depth", fmt.Sprint(sm.depth), !sm.given[sectionStorage+"/common_prefix_depth"])
 	add(sectionStorage, keyUploads, fmt.Sprint(sm.requests.uploads), !sm.given[sectionStorage+"/"+keyUploads])
 	add(sectionStorage, keyDownloads, fmt.Sprint(sm.requests.downloads), !sm.given[sectionStorage+"/"+keyDownloads])
+	if t := sm.requests.timeout; t > 0 {
+		add(sectionStorage, keyTimeout, fmt.Sprint(int(t/time.Second)), false)
+	}
 	flags.VisitAll(func(f *pflag.Flag) {
 		if v := f.Value.String(); !f.Hidden && v != "" && v != "[]" {
 			add("mount", strings.ReplaceAll(f.Name, "-", "_"), v, !f.Changed && !(f.Name == "cache-size" && sm.given[sectionCache+"/cache_size"]))
@@ -240,6 +245,11 @@ func (a *app) configConvert(args []string) error {
 	}
 	var mount, rest strings.Builder
 	why := noEffect()
+	if slices.ContainsFunc(raw, func(s config.RawSection) bool {
+		return s.Name == "mount" && slices.ContainsFunc(s.Keys, func(k config.RawKey) bool { return k.Name == "cache_size" })
+	}) {
+		why[sectionCache+"/cache_size"] = "[mount] has one, which counts"
+	}
 	for _, s := range raw {
 		if s.Name == sectionLocal || s.Name == sectionCistern || s.Name == sectionS3 && sm.service != "s3" {
 			continue

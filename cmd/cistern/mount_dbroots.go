@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -141,18 +142,32 @@ func (a *app) findDBRoots(ctx context.Context, sm *storageManager) ([]string, er
 	u.Path = strings.TrimSuffix(strings.TrimSuffix(u.Path, "x"), "/")
 	var names []string
 	if u.Scheme == objstore.SchemeFile {
-		found, err := filepath.Glob(filepath.Join(u.Path, "*", metadata.VolumeKey))
-		if err != nil {
-			return nil, localError(u.Path, err)
-		}
-		for _, f := range found {
-			names = append(names, filepath.Base(filepath.Dir(f)))
+		if names, err = volumesIn(u.Path); err != nil {
+			return nil, err
 		}
 	} else if names, err = a.listDBRoots(ctx, u); err != nil {
 		return nil, err
 	}
 	if len(names) == 0 {
 		return nil, usage(fmt.Errorf("there is no volume below %s: bring data over with `cistern import columnstore`, or name DBRoots with --dbroot after `cistern format`", u))
+	}
+	return names, nil
+}
+
+// volumesIn finds the directories in dir that are volumes; none without dir.
+func volumesIn(dir string) (names []string, err error) {
+	list, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, localError(dir, err)
+	}
+	for _, e := range list {
+		_, err := os.Stat(filepath.Join(dir, e.Name(), metadata.VolumeKey))
+		switch {
+		case err == nil:
+			names = append(names, e.Name())
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR):
+			return nil, localError(dir, err)
+		}
 	}
 	return names, nil
 }

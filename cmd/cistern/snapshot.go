@@ -221,7 +221,7 @@ func (a *app) noteOwner(ctx context.Context, s *store, url string) error {
 	}
 	l, err := gateway.ReadLease(ctx, s)
 	if err == nil && !l.Released {
-		a.note("%s is owned by process %d on %s: what it has not committed is not in the snapshot", url, l.Owner.PID, l.Owner.Host)
+		a.note("%s is owned by process %d on %s: what it has not committed is left out", url, l.Owner.PID, l.Owner.Host)
 	}
 	return err
 }

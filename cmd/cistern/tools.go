@@ -259,7 +259,7 @@ func (a *app) smput(ctx context.Context, args []string) error {
 		}
 	}
 	if err == nil {
-		_, err = s.put(ctx, path, a.stdin, putOptions{Mode: 0o644, Owner: callerOwner()})
+		_, err = s.put(ctx, path, interruptible(ctx, a.stdin), putOptions{Mode: 0o644, Owner: callerOwner()})
 	}
 	return finish(ctx, s, err)
 }

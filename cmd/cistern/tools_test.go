@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +26,37 @@ func (p *place) tool(conf, name string, args ...string) (status int, out, errs s
 	}
 	p.stdin = ""
 	return a.runTool(context.Background(), name, args), stdout.String(), stderr.String()
+}
+
+// smput ends with a signal while it waits for input that does not come.
+func TestTools_SmputInterrupted_Ends(t *testing.T) {
+	p, w, conf := smPlace(t, "")
+	w.File("data1/a", w.Whole(10)...)
+	p.must("import", "columnstore", "--config", conf)
+	r, in, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer in.Close()
+	a := &app{
+		stdin: r, stdout: io.Discard, stderr: io.Discard, base: p.path("base"), configFlag: conf,
+		lookup: func(name string) (string, bool) { v, ok := p.env[name]; return v, ok },
+	}
+	signals := make(chan os.Signal, 1)
+	a.signals = signals
+	status := make(chan int)
+	go func() { status <- a.runTool(context.Background(), "smput", []string{"data1/b"}) }()
+	if _, err := in.Write(random(3 << 20)); err != nil { // more than a pipe holds
+		t.Fatal(err)
+	}
+	signals <- os.Interrupt
+	if got := <-status; got != exitFailed {
+		t.Errorf("status %d", got)
+	}
+	if _, out, _ := p.tool(conf, "smls", "data1"); strings.Contains(out, " b\n") {
+		t.Errorf("half a file is there: %s", out)
+	}
 }
 
 func TestTools_FilesOfDBRoots(t *testing.T) {
@@ -297,4 +329,44 @@ func TestConfig_ShowAndConvert(t *testing.T) {
 		t.Errorf("a second conversion changes the file:\n%s", again)
 	}
 	p.fails(2, "name a configuration file", "config", "show")
+	// A setting of Cistern's own beats Storage Manager's, and is there once.
+	both := p.path("both.cnf")
+	if err := os.WriteFile(both, []byte("[ObjectStorage]\nrequest_timeout = 33\n[Cache]\ncache_size = 4g\n[mount]\ncache_size = 3g\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	converted = p.must("config", "convert", both)
+	if strings.Count(converted, "cache_size") != 1 || !strings.Contains(converted, "cache_size = 3g\n") {
+		t.Errorf("%s", converted)
+	}
+	list = decode[[]shownSetting](t, p.must("config", "show", "--json", both))
+	if !slices.Contains(list, shownSetting{"ObjectStorage", "request_timeout", "33", false}) || !slices.Contains(list, shownSetting{"mount", "cache_size", "3G", false}) {
+		t.Errorf("%+v", list)
+	}
+}
+
+// Volumes are found in a directory whatever its name, and what can't be looked at is
+// an error.
+func TestVolumesIn_AnyDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a[b-*")
+	for _, name := range []string{"data1/volume.json", "data2/volume.json", "none/other", "file"} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if names, err := volumesIn(dir); err != nil || fmt.Sprint(names) != "[data1 data2]" {
+		t.Errorf("%v, %v", names, err)
+	}
+	if names, err := volumesIn(filepath.Join(dir, "missing")); err != nil || len(names) != 0 {
+		t.Errorf("%v, %v", names, err)
+	}
+	if err := os.Symlink("loop", filepath.Join(dir, "loop")); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := volumesIn(dir); err == nil {
+		t.Errorf("%v", names)
+	}
 }
