@@ -24,7 +24,9 @@ func (p *place) tool(conf, name string, args ...string) (status int, out, errs s
 		stdin: strings.NewReader(p.stdin), stdout: &stdout, stderr: &stderr, base: p.path("base"), configFlag: conf,
 		lookup: func(name string) (string, bool) { v, ok := p.env[name]; return v, ok },
 	}
-	p.stdin = ""
+	if p.stdin != "" { // else several may run at a time
+		p.stdin = ""
+	}
 	return a.runTool(context.Background(), name, args), stdout.String(), stderr.String()
 }
 
