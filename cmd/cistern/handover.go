@@ -2,17 +2,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cisternfs/cistern/gateway"
-	"github.com/cisternfs/cistern/internal/progress"
 	"github.com/cisternfs/cistern/metadata"
 )
 
@@ -62,18 +59,7 @@ database first: what it has not written yet is nobody's.`,
 		if owner == nil {
 			return fmt.Errorf("the process that served %s is gone: mount %s again with the same state directory, and hand it over then", t.mount, t.url)
 		}
-		var last handoverEvent
-		most, bar := int64(0), progress.Start(a.stderr, a.terminal, "committing", 0)
-		err = owner.Stream(ctx, http.MethodPost, "/v1/handover", url.Values{"keep": {flag(keep)}}, func(item json.RawMessage) error {
-			last = handoverEvent{}
-			if err := json.Unmarshal(item, &last); err != nil {
-				return fmt.Errorf("the mount's answer is not understood: %w", err)
-			}
-			most = max(most, last.Dirty)
-			bar.Set(most-last.Dirty, most)
-			return nil
-		})
-		bar.Done(err == nil)
+		last, err := committing(ctx, a, owner, "/v1/handover", url.Values{"keep": {flag(keep)}}, func(e *handoverEvent) int64 { return e.Dirty })
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return fmt.Errorf("the hand-over was given up: `cistern status %s` tells whether it came about all the same", t.mount)
@@ -91,9 +77,12 @@ database first: what it has not written yet is nobody's.`,
 // handover gives the volume away for `cistern handover`. Unless it is kept, the
 // mount goes out of the directory tree before the answer.
 func (m *mountProcess) handover(ctx context.Context, keep bool, emit func(handoverEvent) error) error {
+	if m.relay != nil {
+		return usage(errors.New("a relay writes to the volume: `cistern binlog stop` ends it, and the next one need not wait"))
+	}
 	v, ok := m.v.(present)
 	if !ok {
-		return usage(errors.New("a mount of a fixed point owns nothing that could be handed over"))
+		return usage(errors.New("a read-only mount owns nothing that could be handed over"))
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

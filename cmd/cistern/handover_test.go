@@ -202,3 +202,16 @@ func TestStatus_LeaseOfThisMachine_Advice(t *testing.T) {
 		}
 	}
 }
+
+// What owns nothing, or is a relay's, is not handed over, and its owner is told why.
+func TestMountProcess_Handover_OfWhatIsNoMountThatIsWrittenTo(t *testing.T) {
+	for want, m := range map[string]*mountProcess{
+		"`cistern binlog stop`": {v: &relayed{}, relay: &relayed{}},
+		"a read-only mount":     {v: &fixed{}},
+	} {
+		err := m.handover(t.Context(), false, func(handoverEvent) error { return nil })
+		if err == nil || exitStatus(err) != exitUsage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}

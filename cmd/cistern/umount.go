@@ -71,16 +71,22 @@ the mount stays.`,
 }
 
 // shutdown tells a process to end and waits until everything is committed.
-func (a *app) shutdown(ctx context.Context, owner *control.Client, noWait bool) (last umountEvent, err error) {
+func (a *app) shutdown(ctx context.Context, owner *control.Client, noWait bool) (umountEvent, error) {
+	return committing(ctx, a, owner, "/v1/shutdown", url.Values{"no_wait": {flag(noWait)}}, func(e *umountEvent) int64 { return e.Dirty })
+}
+
+// committing follows what a process tells until everything is committed, and returns
+// the last of it. dirty says how much is left.
+func committing[Event any](ctx context.Context, a *app, owner *control.Client, path string, q url.Values, dirty func(*Event) int64) (last Event, err error) {
 	bar := progress.Start(a.stderr, a.terminal, "committing", 0)
 	most := int64(0)
-	err = owner.Stream(ctx, http.MethodPost, "/v1/shutdown", url.Values{"no_wait": {flag(noWait)}}, func(item json.RawMessage) error {
-		last = umountEvent{}
-		if err := json.Unmarshal(item, &last); err != nil {
+	err = owner.Stream(ctx, http.MethodPost, path, q, func(item json.RawMessage) error {
+		var e Event
+		if err := json.Unmarshal(item, &e); err != nil {
 			return fmt.Errorf("the mount's answer is not understood: %w", err)
 		}
-		most = max(most, last.Dirty)
-		bar.Set(most-last.Dirty, most)
+		last, most = e, max(most, dirty(&e))
+		bar.Set(most-dirty(&e), most)
 		return nil
 	})
 	bar.Done(err == nil)
