@@ -113,6 +113,12 @@ func (a *app) checkPins(ctx context.Context, t target, r *checkReport, bar *prog
 	if err != nil || len(list) == 0 {
 		return err
 	}
+	return a.checkPinned(ctx, t, s, list, r, bar, asJSON)
+}
+
+// checkPinned is checkPins for pins as they were listed. A pin may go meanwhile, and
+// what it kept with it: that is no damage.
+func (a *app) checkPinned(ctx context.Context, t target, s *store, list []gateway.PinnedCommit, r *checkReport, bar *progress.Bar, asJSON bool) error {
 	seen := gateway.NewVerified()
 	at := func(n uint64, f func(v *view) error) error {
 		v, err := a.openView(ctx, target{url: t.url, point: strconv.FormatUint(n, 10)})
@@ -121,36 +127,73 @@ func (a *app) checkPins(ctx context.Context, t target, r *checkReport, bar *prog
 		}
 		return errors.Join(f(v), v.close())
 	}
-	if err := at(r.Commit.N, func(v *view) error { return seen.Mark(v.View) }); err != nil {
+	err := at(r.Commit.N, func(v *view) error { return seen.Mark(v.View) })
+	if err != nil && !notKept(err) { // then there is more to verify
 		return err
 	}
 	for _, p := range list {
 		if p.N == r.Commit.N {
 			continue
 		}
+		result := pinResult{Commit: p.N, Names: p.Names}
+		var found []checkProblem
 		err := at(p.N, func(v *view) error {
 			c, err := v.Check(ctx, gateway.CheckOptions{
 				Data: true, Verified: seen, Progress: bar.Set,
 				Problem: func(q gateway.Problem) {
-					x := checkProblem{Path: text(q.Path), Inode: uint64(q.Inode), Offset: q.Off, Length: q.Len, Key: q.Key, Reason: fmt.Sprintf("%s; commit %d has it", q.Reason, p.N)}
-					if len(r.Found) < maxFound {
-						r.Found = append(r.Found, x)
-					}
-					if !asJSON {
-						fmt.Fprintf(a.stdout, "damage: %s\n", &x)
+					if len(found) < maxFound {
+						found = append(found, checkProblem{
+							Path: text(q.Path), Inode: uint64(q.Inode), Offset: q.Off, Length: q.Len, Key: q.Key, Reason: fmt.Sprintf("%s; commit %d has it", q.Reason, p.N),
+						})
 					}
 				},
 			})
-			r.Problems += c.Problems
-			r.Bytes += c.Bytes
-			r.Pins = append(r.Pins, pinResult{Commit: p.N, Names: p.Names, Bytes: c.Bytes, Problems: c.Problems})
+			result.Bytes, result.Problems = c.Bytes, c.Problems
 			return err
 		})
+		if err != nil || result.Problems > 0 {
+			gone, gerr := unpinned(ctx, s, p.N)
+			if gone {
+				continue
+			}
+			err = errors.Join(err, gerr)
+		}
 		if err != nil {
 			return fmt.Errorf("commit %d, which %s keeps: %w", p.N, strings.Join(p.Names, ", "), err)
 		}
+		r.Problems += result.Problems
+		r.Bytes += result.Bytes
+		r.Pins = append(r.Pins, result)
+		if err := a.foundInPin(r, found, asJSON); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// foundInPin tells of problems, or keeps them for the JSON document.
+func (a *app) foundInPin(r *checkReport, found []checkProblem, asJSON bool) error {
+	for i := range found {
+		if !asJSON {
+			if err := a.say("damage: %s", &found[i]); err != nil {
+				return err
+			}
+		} else if len(r.Found) < maxFound {
+			r.Found = append(r.Found, found[i])
+		}
+	}
+	return nil
+}
+
+// notKept says whether an error is that of a commit that is not kept any more.
+func notKept(err error) bool {
+	return errors.Is(err, gateway.ErrNotExist) || errors.Is(err, gateway.ErrCollected)
+}
+
+// unpinned says whether no pin keeps a commit any more.
+func unpinned(ctx context.Context, s *store, n uint64) (bool, error) {
+	list, err := gateway.PinnedCommits(ctx, s)
+	return err == nil && !slices.ContainsFunc(list, func(p gateway.PinnedCommit) bool { return p.N == n }), err
 }
 
 func (p *checkProblem) String() string {

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/progress"
 )
 
 func TestApp_Restore_AnUnmountedVolume(t *testing.T) {
@@ -168,12 +172,11 @@ func TestApp_Check_DataOfEveryPin(t *testing.T) {
 	if len(r.Pins) != 2 || r.Pins[0].Names[0] != "first" || r.Pins[0].Bytes < 1<<20 || r.Pins[0].Bytes > 1<<20+1<<18 || r.Pins[1].Bytes > 1<<18 || r.Problems != 0 {
 		t.Errorf("%+v", r.Pins)
 	}
-	name := ""
-	for n, content := range p.bucketFiles() {
-		if content == string(random(1<<20)) {
-			name = p.path("bucket", n)
-		}
+	holds := p.bucketFilesHolding(random(1 << 20))
+	if len(holds) == 0 {
+		t.Fatal(holds)
 	}
+	name := p.path("bucket", holds[0])
 	body, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
@@ -186,4 +189,58 @@ func TestApp_Check_DataOfEveryPin(t *testing.T) {
 	if status != 4 || strings.Count(out, "damage: /") != 1 || !strings.Contains(out, ": bytes ") || !strings.Contains(errs, "1 problem") {
 		t.Errorf("status %d\n%s%s", status, out, errs)
 	}
+}
+
+// A pin that goes while its commit is verified takes what it kept along: no damage.
+func TestApp_Check_APinThatGoesMeanwhile(t *testing.T) {
+	p := newPlace(t)
+	u := p.url()
+	p.must("format", u, "--object-size", "1M", "--retention", "0s")
+	put := func(name string, n int) {
+		t.Helper()
+		p.stdin = string(random(n))
+		p.must("put", u, "-", name)
+	}
+	put("old", 1<<20)
+	p.must("snapshot", "create", u, "first")
+	put("more", 10)
+	p.must("snapshot", "create", u, "second")
+	p.must("rm", u, "old")
+	var out, errs bytes.Buffer
+	a := &app{stdout: &out, stderr: &errs, base: p.path("base"), lookup: func(name string) (string, bool) { v, ok := p.env[name]; return v, ok }}
+	where, err := a.resolve(u)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := a.openVolume(t.Context(), where.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := gateway.PinnedCommits(t.Context(), s)
+	if err != nil || len(list) != 2 {
+		t.Fatal(list, err)
+	}
+	p.must("snapshot", "delete", u, "first")
+	p.must("snapshot", "delete", u, "second")
+	for range 3 {
+		p.must("collect", u)
+	}
+	if len(p.bucketFilesHolding(random(1<<20))) != 0 {
+		t.Fatal("what the snapshot kept was not collected")
+	}
+	var r checkReport
+	r.Commit.N = list[1].N
+	if err := a.checkPinned(t.Context(), where, s, list, &r, progress.Start(&errs, false, "", 0), false); err != nil || r.Problems != 0 || len(r.Pins) != 0 || out.Len() > 0 {
+		t.Errorf("%v\n%+v\n%s", err, r, out.String())
+	}
+}
+
+// bucketFilesHolding names the objects with exactly these bytes.
+func (p *place) bucketFilesHolding(body []byte) (names []string) {
+	for n, content := range p.bucketFiles() {
+		if content == string(body) {
+			names = append(names, n)
+		}
+	}
+	return names
 }
