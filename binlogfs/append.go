@@ -308,9 +308,8 @@ func (a *Appender) formatEvent(ctx context.Context, raw []byte, h Header, r io.R
 // where its log pos says. MariaDB from 11.4 on leaves that out within groups.
 func (a *Appender) judge(h Header, body []byte, whole int) (store bool, err error) {
 	if a.skipping {
-		step, err := a.skip.Next(&a.t.format, h, body, whole)
+		_, err := a.skip.Next(&a.t.format, h, body, whole)
 		a.skipping = err == nil && a.skip.Open()
-		_ = step
 		return false, err
 	}
 	end := a.t.end + int64(h.Size)

@@ -66,6 +66,9 @@ func (s *sourceConn) lag(at SourcePlace) (int64, error) {
 	}
 	total, seen := int64(0), false
 	err = s.query("SHOW BINARY LOGS", func(row []string) {
+		if len(row) < 2 {
+			return // a source that is none
+		}
 		size, perr := strconv.ParseInt(row[1], 10, 64)
 		switch {
 		case perr != nil:

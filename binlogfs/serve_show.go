@@ -192,8 +192,8 @@ func (x *session) showSource(renamed, all bool) (*mysql.Result, error) {
 	} else if c.Started {
 		running = "Connecting"
 	}
-	lag := any("")
-	if lag = nil; c.LagKnown {
+	var lag any // NULL
+	if c.LagKnown {
 		lag = strconv.FormatInt(int64(c.Lag/time.Second), 10)
 	}
 	yes := map[bool]string{true: "Yes", false: "No"}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -99,6 +100,6 @@ func PinnedCommits(ctx context.Context, s objstore.Store) (list []PinnedCommit, 
 	for n, of := range names {
 		list = append(list, PinnedCommit{n, of})
 	}
-	slices.SortFunc(list, func(a, b PinnedCommit) int { return int(int64(a.N) - int64(b.N)) })
+	slices.SortFunc(list, func(a, b PinnedCommit) int { return cmp.Compare(a.N, b.N) })
 	return list, err
 }

@@ -114,11 +114,6 @@ func (b *noisyBody) Seek(offset int64, whence int) (int64, error) {
 	return offset, nil
 }
 
-// racer returns a racer's body.
-func racer(ctx context.Context, n *noise, id int, size int64) *noisyBody {
-	return &noisyBody{n: n, id: uint64(id), size: size, pause: func() error { return sleep(ctx, racePause) }}
-}
-
 // racers are the bodies of one race, each with an id of its own. No two races on
 // one key may share an id: many stores make the version from the body, and a
 // winner that writes what is there already would look like one that wrote nothing.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -211,6 +212,63 @@ func TestApp_Clone_ParentGone_SaysSo(t *testing.T) {
 	p.must("clone", p.url(), p.at("one"))
 	p.must("destroy", "--yes", "--force", p.url())
 	p.fails(4, "shares with volume", "cat", p.at("one"), "file")
+}
+
+// A destroy that could not take the pins out of the parent goes on later, and then
+// still finds the clone's local state.
+func TestApp_Destroy_CloneWhoseParentCannotBeRead_GoesOn(t *testing.T) {
+	p := newPlace(t)
+	p.must("format", p.url())
+	made := decode[cloned](t, p.must("clone", p.url(), p.at("one"), "--json"))
+	a := &app{base: p.path("base"), lookup: func(string) (string, bool) { return "", false }}
+	u, err := objstore.ParseURL(p.at("one"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, err := a.volumeState(u, made.Volume)
+	if err == nil {
+		err = errors.Join(os.MkdirAll(state, 0o700), os.WriteFile(filepath.Join(state, "owner.json"), []byte(`{"volume":"`+made.Volume+`"}`), 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := p.path("bucket", "volume.json")
+	whole := readFile(t, name)
+	if err := os.WriteFile(name, []byte(whole[:len(whole)/2]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.fails(4, "stays pinned for the clone", "destroy", "--yes", p.at("one"))
+	if err := os.WriteFile(name, []byte(whole), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.must("destroy", "--yes", p.at("one")); !strings.Contains(got, "its local state in "+state+" is deleted too") {
+		t.Errorf("%q", got)
+	}
+	p.must("destroy", "--yes", p.url())
+}
+
+// An old record that can't be removed is told, and no reason not to make a clone.
+func TestApp_Clone_OldRecordThatStays(t *testing.T) {
+	p := newPlace(t)
+	p.must("format", p.url())
+	record := func(i int) string { return p.path("base", cloneStateDir, fmt.Sprintf("2000%04d", i)) }
+	for i := range clonesKept + 2 {
+		if err := errors.Join(os.MkdirAll(record(i), 0o700), os.WriteFile(filepath.Join(record(i), cloneFile), []byte(`{"state":"completed"}`), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := filepath.Join(record(0), "held")
+	if err := errors.Join(os.Mkdir(held, 0o700), unix.Mount("tmpfs", held, "tmpfs", 0, "")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(held, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	if status, _, errs := p.run("clone", p.url(), p.at("one")); status != 0 || !strings.Contains(errs, "the record of an old clone stays") {
+		t.Errorf("status %d: %s", status, errs)
+	}
 }
 
 // everyKind fills a mount with every kind of node.

@@ -126,7 +126,10 @@ func (a *app) startClone(source, target string, tell bool, why map[string]string
 		t.s.Stages = append(t.s.Stages, st)
 	}
 	t.save()
-	return t, a.forgetClones()
+	if err := a.forgetClones(); err != nil {
+		a.note("the record of an old clone stays: %v", err) // and is no reason not to make this one
+	}
+	return t, nil
 }
 
 // save writes the file; who reads it sees a whole one. A state directory that is

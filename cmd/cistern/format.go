@@ -133,8 +133,11 @@ func volumeDocOf(u objstore.URL, d *metadata.VolumeDoc) formatted {
 	return f
 }
 
+// destroyFlags are what a user says of a destroy.
+type destroyFlags struct{ yes, takeover, force bool }
+
 func (a *app) destroyCommand() *cobra.Command {
-	var yes, takeover, force bool
+	var f destroyFlags
 	c := &cobra.Command{
 		Use: "destroy <url>", Short: "Delete a volume and everything in it", Args: cobra.ExactArgs(1),
 		Long: `Deletes everything that a volume has in its bucket, after its URL was typed or
@@ -142,25 +145,16 @@ func (a *app) destroyCommand() *cobra.Command {
 alone, and so is one that has a pin or snapshot without an end, or a clone that
 shares with it. Its default state directory on this machine goes with it.`,
 	}
-	c.Flags().BoolVar(&yes, "yes", false, "don't ask")
-	c.Flags().BoolVar(&takeover, "takeover", false, "although it has an owner, which is fenced if it lives")
-	c.Flags().BoolVar(&force, "force", false, "although something is pinned")
+	c.Flags().BoolVar(&f.yes, "yes", false, "don't ask")
+	c.Flags().BoolVar(&f.takeover, "takeover", false, "although it has an owner, which is fenced if it lives")
+	c.Flags().BoolVar(&f.force, "force", false, "although something is pinned")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		t, err := a.resolve(args[0])
 		if err != nil {
 			return err
 		}
-		if t.mount != "" {
-			return &statusError{fmt.Errorf("%s is mounted on %s: unmount it first", t.url, t.mount), exitOwned}
-		}
-		if t.point != "" {
-			return usage(fmt.Errorf("%s@%s: only a whole volume can be destroyed", t.url, t.point))
-		}
-		if owner, err := a.owner(ctx, t); err == nil && owner != nil {
-			return &statusError{fmt.Errorf("%s is mounted on this machine: unmount it first", t.url), exitOwned}
-		}
-		if dir := a.pointMount(ctx, t); dir != "" {
-			return &statusError{fmt.Errorf("a point of %s is mounted on %s: unmount it first", t.url, text(dir).shown()), exitOwned}
+		if err := a.refuseDestroy(ctx, t); err != nil {
+			return err
 		}
 		s, err := a.openStore(ctx, t.url, false, nil)
 		if err != nil {
@@ -169,43 +163,74 @@ shares with it. Its default state directory on this machine goes with it.`,
 		if err := somethingThere(ctx, s, t); err != nil {
 			return err
 		}
-		if !yes {
+		if !f.yes {
 			word := t.url.String()
 			if err := a.confirm(fmt.Sprintf("This deletes the volume for good. Type its URL, %s, to go on:", word), word); err != nil {
 				return err
 			}
 		}
-		id := ""
-		if doc, err := gateway.ReadVolumeDoc(ctx, s, t.url.String()); err == nil {
-			id = doc.ID // else an earlier destroy was interrupted
-		}
-		n := 0
-		err = gateway.Destroy(ctx, s, t.url.String(), gateway.HostOwner(""), takeover, force, func(k int) { n = k })
-		if err != nil {
-			return err
-		}
-		o, err := a.requests()
-		if err != nil {
-			return err
-		}
-		if err := gateway.ForgetClone(ctx, s, t.url.String(), a.opener(o)); err != nil {
-			return err
-		}
-		if err := s.clear(ctx); err != nil {
-			a.note("warning: the volume is gone; what its directory keeps beside it is not: %v", err)
-		}
-		if err := a.say("%s is deleted, with %s", t.url, count(n, "object")); err != nil || id == "" {
-			return err
-		}
-		state, err := a.dropState(t.url, id)
-		if err != nil {
-			return fmt.Errorf("the volume is gone, but not its local state: %w", err)
-		}
-		if state != "" {
-			return a.say("its local state in %s is deleted too", state)
-		}
-		return nil
+		return a.destroy(ctx, t, s, &f)
 	})
+}
+
+// refuseDestroy fails while this machine uses the volume, or when it is not one.
+func (a *app) refuseDestroy(ctx context.Context, t target) error {
+	if t.mount != "" {
+		return &statusError{fmt.Errorf("%s is mounted on %s: unmount it first", t.url, t.mount), exitOwned}
+	}
+	if t.point != "" {
+		return usage(fmt.Errorf("%s@%s: only a whole volume can be destroyed", t.url, t.point))
+	}
+	if owner, err := a.owner(ctx, t); err == nil && owner != nil {
+		return &statusError{fmt.Errorf("%s is mounted on this machine: unmount it first", t.url), exitOwned}
+	}
+	if dir := a.pointMount(ctx, t); dir != "" {
+		return &statusError{fmt.Errorf("a point of %s is mounted on %s: unmount it first", t.url, text(dir).shown()), exitOwned}
+	}
+	return nil
+}
+
+// destroy deletes the volume, what others keep for it, and its local state.
+func (a *app) destroy(ctx context.Context, t target, s *store, f *destroyFlags) error {
+	id := destroyedID(ctx, s, t)
+	n := 0
+	err := gateway.Destroy(ctx, s, t.url.String(), gateway.HostOwner(""), f.takeover, f.force, func(k int) { n = k })
+	if err != nil {
+		return err
+	}
+	o, err := a.requests()
+	if err != nil {
+		return err
+	}
+	if err := gateway.ForgetClone(ctx, s, t.url.String(), a.opener(o)); err != nil {
+		return err
+	}
+	if err := s.clear(ctx); err != nil {
+		a.note("warning: the volume is gone; what its directory keeps beside it is not: %v", err)
+	}
+	if err := a.say("%s is deleted, with %s", t.url, count(n, "object")); err != nil || id == "" {
+		return err
+	}
+	state, err := a.dropState(t.url, id)
+	if err != nil {
+		return fmt.Errorf("the volume is gone, but not its local state: %w", err)
+	}
+	if state != "" {
+		return a.say("its local state in %s is deleted too", state)
+	}
+	return nil
+}
+
+// destroyedID returns the id of what is to be destroyed; empty when an earlier
+// destroy has deleted all that tells it. A clone tells it to the end.
+func destroyedID(ctx context.Context, s *store, t target) string {
+	if doc, err := gateway.ReadVolumeDoc(ctx, s, t.url.String()); err == nil {
+		return doc.ID
+	}
+	if claim, err := gateway.ReadClaim(ctx, s); err == nil && claim != nil {
+		return claim.ID
+	}
+	return ""
 }
 
 // somethingThere fails when a URL has neither a volume nor the rest of one, as

@@ -269,7 +269,7 @@ func (a *app) restorePaths(ctx context.Context, t target, n uint64, names []stri
 	}
 	s, _, err := a.writer(ctx, where, f.takeover)
 	if err != nil {
-		return l, err
+		return l, fmt.Errorf("%w; nothing was restored, and snapshot %s of what is there was made", err, l.Snapshot.Name)
 	}
 	bar := progress.Start(a.stderr, a.terminal, "restore", 0)
 	emit := func(e restoreEvent) error {
@@ -294,7 +294,10 @@ func (a *app) restorePaths(ctx context.Context, t target, n uint64, names []stri
 		head, err = s.sync(ctx)
 		l.Commit = head.N
 	}
-	return l, finish(ctx, s, err)
+	if err = finish(ctx, s, err); err != nil {
+		err = fmt.Errorf("%w; what was there before is snapshot %s", err, l.Snapshot.Name)
+	}
+	return l, err
 }
 
 // wereThere fails when one of the paths was not there at a commit, before anything

@@ -244,3 +244,22 @@ func (p *place) bucketFilesHolding(body []byte) (names []string) {
 	}
 	return names
 }
+
+// Paths that can't come back, since another owns the volume, leave a snapshot that is
+// named.
+func TestMount_Restore_OwnedPaths_NameTheSnapshot(t *testing.T) {
+	p, mnt := mountPlace(t)
+	pid := p.mount()
+	if err := os.WriteFile(filepath.Join(mnt, "f"), []byte("1"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p.must("snapshot", "create", mnt, "good")
+	p.kill(pid)
+	status, _, errs := p.run("restore", p.url()+"@good", "f", "--keep", "mine")
+	if status != 3 || !strings.Contains(errs, "nothing was restored, and snapshot mine of what is there was made") {
+		t.Errorf("status %d: %s", status, errs)
+	}
+	if n := len(p.snapshots()); n != 2 {
+		t.Errorf("%d snapshots", n)
+	}
+}
