@@ -244,6 +244,9 @@ type reader struct {
 	off int64
 }
 
+// NewReader reads a file from its beginning.
+func NewReader(ctx context.Context, f File) io.Reader { return &reader{ctx: ctx, f: f} }
+
 // Read implements io.Reader.
 func (r *reader) Read(p []byte) (int, error) {
 	n, err := r.f.Read(r.ctx, p, r.off)

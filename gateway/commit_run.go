@@ -9,34 +9,24 @@ import (
 
 // waitCommitted waits until a commit covers lsn.
 func (v *Volume) waitCommitted(ctx context.Context, lsn journal.LSN) error {
-	for {
-		ch := v.commit.changed()
+	return v.commitUntil(ctx, func() bool {
 		v.mu.RLock()
-		done := journal.LSN(v.head.LastLSN) >= lsn
-		v.mu.RUnlock()
-		if done {
-			return nil
-		}
-		if err := v.Stopped(); err != nil {
-			return err
-		}
-		v.kickCommit()
-		select {
-		case <-ch:
-		case <-ctx.Done():
-			return ErrInterrupted
-		case <-v.quit:
-			return ErrClosed
-		}
-	}
+		defer v.mu.RUnlock()
+		return journal.LSN(v.head.LastLSN) >= lsn
+	})
 }
 
 // waitLag waits while the oldest change that is not in the bucket is older
 // than lag.
 func (v *Volume) waitLag(ctx context.Context, lag time.Duration) error {
+	return v.commitUntil(ctx, func() bool { return v.dirtyAge() <= lag })
+}
+
+// commitUntil asks for commits, and waits for them, until done.
+func (v *Volume) commitUntil(ctx context.Context, done func() bool) error {
 	for {
 		ch := v.commit.changed()
-		if v.dirtyAge() <= lag {
+		if done() {
 			return nil
 		}
 		if err := v.Stopped(); err != nil {

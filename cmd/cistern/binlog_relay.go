@@ -89,16 +89,7 @@ of the file that --config names. SIGTERM and SIGINT end the relay.`,
 	f.Var(&r.unit, "fragment-unit", "what the parts of an open group are counted in")
 	f.Int64Var(&r.size, "fragment-size", 0, "how many make a part that goes to the bucket before the group ends; 0: parts of 1 MiB")
 	return a.longCommand(c, func(ctx context.Context, c *cobra.Command, args []string) error {
-		if err := a.relaySettings(c, o, args); err != nil {
-			return a.tellParent(o, usage(err))
-		}
-		if err := a.preflight(ctx, o); err != nil {
-			return a.tellParent(o, err)
-		}
-		if !o.foreground {
-			return a.mountDaemon(o)
-		}
-		return a.mountForeground(ctx, o)
+		return a.serveVolume(ctx, o, a.relaySettings(c, o, args))
 	})
 }
 

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -95,23 +95,20 @@ func (a *app) tableOfClones(lines []cloneLine) error {
 	if len(lines) == 0 {
 		return a.say("no clones share with it")
 	}
-	w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "CLONE\tID\tCOMMIT\tMADE\tSTATE")
-	for i := range lines {
-		l := &lines[i]
-		state := "there"
-		switch {
-		case l.Error != "":
-			state = l.Error
-		case l.Pruned:
-			state = "forgotten"
-		case l.Lost:
-			state = "not found: once it is gone for good, --prune with its id forgets it"
+	return a.writeOut(func(w io.Writer) {
+		fmt.Fprintln(w, "CLONE\tID\tCOMMIT\tMADE\tSTATE")
+		for i := range lines {
+			l := &lines[i]
+			state := "there"
+			switch {
+			case l.Error != "":
+				state = l.Error
+			case l.Pruned:
+				state = "forgotten"
+			case l.Lost:
+				state = "not found: once it is gone for good, --prune with its id forgets it"
+			}
+			fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\n", text(l.URL).shown(), l.Volume, l.Commit, snapshotTime(l.Made), state)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\n", text(l.URL).shown(), l.Volume, l.Commit, snapshotTime(l.Made), state)
-	}
-	if err := w.Flush(); err != nil {
-		return fmt.Errorf("write the answer: %w", err)
-	}
-	return nil
+	})
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/cisternfs/cistern/internal/vfs"
@@ -322,35 +321,32 @@ func (a *app) forgetClones() error {
 
 // writeClone writes a status for people.
 func (a *app) writeClone(s *cloneStatus) error {
-	w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintf(w, "clone\t%s, commit %d\n", s.Source, s.Commit)
-	fmt.Fprintf(w, "to\t%s\n", s.Target)
-	state := s.State
-	if s.Error != "" {
-		state += ": " + s.Error
-	}
-	fmt.Fprintf(w, "state\t%s\n", state)
-	fmt.Fprintf(w, "started\t%s, process %d\n", snapshotTime(s.Started), s.PID)
-	if s.Ended != nil {
-		fmt.Fprintf(w, "ended\t%s\n", snapshotTime(*s.Ended))
-	}
-	fmt.Fprintf(w, "\nSTAGE\tSTATE\tSTARTED\tTOOK\tDONE\n")
-	for i := range s.Stages {
-		st := &s.Stages[i]
-		if st.State == stateNone {
-			fmt.Fprintf(w, "%s\t%s: %s\n", st.Stage, st.State, st.Why)
-			continue
+	return a.writeOut(func(w io.Writer) {
+		fmt.Fprintf(w, "clone\t%s, commit %d\n", s.Source, s.Commit)
+		fmt.Fprintf(w, "to\t%s\n", s.Target)
+		state := s.State
+		if s.Error != "" {
+			state += ": " + s.Error
 		}
-		started, took := "", ""
-		if st.Started != nil {
-			started, took = st.Started.Local().Format("15:04:05"), time.Duration(st.Seconds*float64(time.Second)).Round(10*time.Millisecond).String()
+		fmt.Fprintf(w, "state\t%s\n", state)
+		fmt.Fprintf(w, "started\t%s, process %d\n", snapshotTime(s.Started), s.PID)
+		if s.Ended != nil {
+			fmt.Fprintf(w, "ended\t%s\n", snapshotTime(*s.Ended))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s%s\n", st.Stage, st.State, started, took, strings.TrimPrefix(st.far(), ", "), errorAfter(st.Error))
-	}
-	if err := w.Flush(); err != nil {
-		return fmt.Errorf("write the answer: %w", err)
-	}
-	return nil
+		fmt.Fprintf(w, "\nSTAGE\tSTATE\tSTARTED\tTOOK\tDONE\n")
+		for i := range s.Stages {
+			st := &s.Stages[i]
+			if st.State == stateNone {
+				fmt.Fprintf(w, "%s\t%s: %s\n", st.Stage, st.State, st.Why)
+				continue
+			}
+			started, took := "", ""
+			if st.Started != nil {
+				started, took = st.Started.Local().Format("15:04:05"), time.Duration(st.Seconds*float64(time.Second)).Round(10*time.Millisecond).String()
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s%s\n", st.Stage, st.State, started, took, strings.TrimPrefix(st.far(), ", "), errorAfter(st.Error))
+		}
+	})
 }
 
 func errorAfter(text string) string {

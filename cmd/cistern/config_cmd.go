@@ -6,7 +6,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -148,18 +147,15 @@ func (a *app) configShow(args []string, asJSON bool) error {
 	if asJSON {
 		return a.printJSON(list)
 	}
-	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-	for _, s := range list {
-		note := ""
-		if s.Default {
-			note = "(default)"
+	return a.writeOut(func(w io.Writer) {
+		for _, s := range list {
+			note := ""
+			if s.Default {
+				note = "(default)"
+			}
+			fmt.Fprintf(w, "[%s]\t%s\t%s\t%s\n", s.Section, s.Key, text(s.Value).shown(), note)
 		}
-		fmt.Fprintf(w, "[%s]\t%s\t%s\t%s\n", s.Section, s.Key, text(s.Value).shown(), note)
-	}
-	if err := w.Flush(); err != nil {
-		return fmt.Errorf("write the answer: %w", err)
-	}
-	return nil
+	})
 }
 
 // effective lists the settings as they count.

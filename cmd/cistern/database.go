@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"path"
 	"strings"
 
@@ -137,7 +136,7 @@ func (d *database) readEnd(ctx context.Context, r reading, dir string, names []s
 		if err != nil {
 			return err
 		}
-		end, err := binlogfs.ReadLogEnd(ctx, &fileReader{ctx: ctx, f: f}, name)
+		end, err := binlogfs.ReadLogEnd(ctx, binlogfs.NewReader(ctx, f), name)
 		f.Close() // only read
 		if errors.Is(err, binlogfs.ErrCorrupt) && i > 0 {
 			continue
@@ -150,20 +149,4 @@ func (d *database) readEnd(ctx context.Context, r reading, dir string, names []s
 		return nil
 	}
 	return nil
-}
-
-// fileReader reads a file of a volume from its beginning.
-type fileReader struct {
-	ctx context.Context
-	f   file
-	off int64
-}
-
-func (r *fileReader) Read(p []byte) (int, error) {
-	n, err := r.f.Read(r.ctx, p, r.off)
-	r.off += int64(n)
-	if err == nil && n == 0 && len(p) > 0 {
-		err = io.EOF
-	}
-	return n, err
 }

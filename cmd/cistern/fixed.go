@@ -196,24 +196,17 @@ func dropPointState(state string) error {
 // pointMount returns where a volume is mounted read-only on this machine; empty
 // when it is nowhere.
 func (a *app) pointMount(ctx context.Context, t target) string {
-	for _, dir := range a.runDirs() {
-		list, err := os.ReadDir(dir)
-		if err != nil {
-			continue // nobody has mounted anything there
+	for r := range a.allRecords() {
+		u, err := objstore.ParseURL(r.URL)
+		if err != nil || u.Point == "" {
+			continue
 		}
-		for _, e := range list {
-			r, ok := readRecord(filepath.Join(dir, e.Name()))
-			u, err := objstore.ParseURL(r.URL)
-			if !ok || err != nil || u.Point == "" {
-				continue
-			}
-			volume := u
-			if volume.Point = ""; volume != t.url {
-				continue
-			}
-			if c, _, err := pingSocket(ctx, string(r.Socket), u); c != nil || err != nil {
-				return string(r.MountPoint)
-			}
+		volume := u
+		if volume.Point = ""; volume != t.url {
+			continue
+		}
+		if c, _, err := pingSocket(ctx, string(r.Socket), u); c != nil || err != nil {
+			return string(r.MountPoint)
 		}
 	}
 	return ""

@@ -161,7 +161,13 @@ journal, from where the next mount with the same state directory goes on.`,
 
 // mountVolume mounts one volume: its URL and the directory.
 func (a *app) mountVolume(ctx context.Context, c *cobra.Command, o *mountOptions, args []string) error {
-	if err := a.mountSettings(c, o, args); err != nil {
+	return a.serveVolume(ctx, o, a.mountSettings(c, o, args))
+}
+
+// serveVolume serves what the options tell of, here or in a process of its own; err is
+// what is wrong with them.
+func (a *app) serveVolume(ctx context.Context, o *mountOptions, err error) error {
+	if err != nil {
 		return a.tellParent(o, usage(err))
 	}
 	if err := a.preflight(ctx, o); err != nil {

@@ -5,8 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -136,20 +136,17 @@ func (a *app) listSchedules(ctx context.Context, s *store, asJSON bool) error {
 	if len(lines) == 0 {
 		return a.say("no schedules")
 	}
-	w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tEVERY\tKEEP\tSNAPSHOTS\tLAST\tNEXT")
-	for i := range lines {
-		l := &lines[i]
-		last := "-"
-		if l.Last != nil {
-			last = snapshotTime(*l.Last)
+	return a.writeOut(func(w io.Writer) {
+		fmt.Fprintln(w, "NAME\tEVERY\tKEEP\tSNAPSHOTS\tLAST\tNEXT")
+		for i := range lines {
+			l := &lines[i]
+			last := "-"
+			if l.Last != nil {
+				last = snapshotTime(*l.Last)
+			}
+			fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", text(l.Name).shown(), config.FormatLength(time.Duration(l.Every*float64(time.Second))), l.Keep, l.Snapshots, last, snapshotTime(l.Next))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\n", text(l.Name).shown(), config.FormatLength(time.Duration(l.Every*float64(time.Second))), l.Keep, l.Snapshots, last, snapshotTime(l.Next))
-	}
-	if err := w.Flush(); err != nil {
-		return fmt.Errorf("write the answer: %w", err)
-	}
-	return nil
+	})
 }
 
 // lookAtSchedules makes the volume in this process look at its schedules.

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -276,16 +276,13 @@ func (a *app) tableOfSnapshots(lines []snapshotLine) error {
 	if len(lines) == 0 {
 		return a.say("no snapshots")
 	}
-	w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tCOMMIT\tTIME\tUSED\tEXPIRES\tTAGS")
-	for i := range lines {
-		l := &lines[i]
-		fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", text(l.Name).shown(), l.Commit, snapshotTime(l.Time), size(l.UsedBytes), l.expires(), l.tags())
-	}
-	if err := w.Flush(); err != nil {
-		return fmt.Errorf("write the answer: %w", err)
-	}
-	return nil
+	return a.writeOut(func(w io.Writer) {
+		fmt.Fprintln(w, "NAME\tCOMMIT\tTIME\tUSED\tEXPIRES\tTAGS")
+		for i := range lines {
+			l := &lines[i]
+			fmt.Fprintf(w, "%s\t%d\t%s\t%s\t%s\t%s\n", text(l.Name).shown(), l.Commit, snapshotTime(l.Time), size(l.UsedBytes), l.expires(), l.tags())
+		}
+	})
 }
 
 func (a *app) snapshotDelete() *cobra.Command {

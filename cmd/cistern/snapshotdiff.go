@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -203,23 +203,20 @@ func (a *app) snapshotShow() *cobra.Command {
 }
 
 func (a *app) showSnapshot(x *snapshotShown) error {
-	w := tabwriter.NewWriter(a.stdout, 0, 8, 2, ' ', 0)
-	for _, row := range [][2]string{
-		{"name", x.Name},
-		{"commit", fmt.Sprintf("%d/%d of %s", x.Epoch, x.Commit, snapshotTime(x.Time))},
-		{"created", snapshotTime(x.Created) + " by " + x.Holder.shown()},
-		{"expires", x.expires()},
-		{"used", fmt.Sprintf("%s in %s", size(x.UsedBytes), count(x.Inodes, "inode"))},
-		{"tags", x.tags()},
-		{"pin", x.Key},
-		{"since then", fmt.Sprintf("%s added, %d removed, %d changed, %d renamed", count(x.Differs[gateway.ChangeAdded], "path"),
-			x.Differs[gateway.ChangeRemoved], x.Differs[gateway.ChangeChanged], x.Differs[gateway.ChangeRenamed])},
-		{"database", x.Database.String()},
-	} {
-		fmt.Fprintf(w, "%s\t%s\n", row[0], row[1])
-	}
-	if err := w.Flush(); err != nil {
-		return fmt.Errorf("write the answer: %w", err)
-	}
-	return nil
+	return a.writeOut(func(w io.Writer) {
+		for _, row := range [][2]string{
+			{"name", x.Name},
+			{"commit", fmt.Sprintf("%d/%d of %s", x.Epoch, x.Commit, snapshotTime(x.Time))},
+			{"created", snapshotTime(x.Created) + " by " + x.Holder.shown()},
+			{"expires", x.expires()},
+			{"used", fmt.Sprintf("%s in %s", size(x.UsedBytes), count(x.Inodes, "inode"))},
+			{"tags", x.tags()},
+			{"pin", x.Key},
+			{"since then", fmt.Sprintf("%s added, %d removed, %d changed, %d renamed", count(x.Differs[gateway.ChangeAdded], "path"),
+				x.Differs[gateway.ChangeRemoved], x.Differs[gateway.ChangeChanged], x.Differs[gateway.ChangeRenamed])},
+			{"database", x.Database.String()},
+		} {
+			fmt.Fprintf(w, "%s\t%s\n", row[0], row[1])
+		}
+	})
 }

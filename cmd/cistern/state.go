@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -192,18 +193,29 @@ func (a *app) records(t target) []record {
 		return nil
 	}
 	var found []record
-	for _, dir := range a.runDirs() {
-		list, err := os.ReadDir(dir)
-		if err != nil {
-			continue // nobody has mounted anything there
-		}
-		for _, e := range list {
-			if r, ok := readRecord(filepath.Join(dir, e.Name())); ok && r.URL == t.url.String() {
-				found = append(found, r)
-			}
+	for r := range a.allRecords() {
+		if r.URL == t.url.String() {
+			found = append(found, r)
 		}
 	}
 	return found
+}
+
+// allRecords are those of all mounts of this machine that can be read.
+func (a *app) allRecords() iter.Seq[record] {
+	return func(yield func(record) bool) {
+		for _, dir := range a.runDirs() {
+			list, err := os.ReadDir(dir)
+			if err != nil {
+				continue // nobody has mounted anything there
+			}
+			for _, e := range list {
+				if r, ok := readRecord(filepath.Join(dir, e.Name())); ok && !yield(r) {
+					return
+				}
+			}
+		}
+	}
 }
 
 func readRecord(path string) (record, bool) {

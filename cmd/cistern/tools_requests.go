@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,34 +34,27 @@ func (a *app) requestsUnderWay(ctx context.Context) ([]mountRequest, error) {
 	}
 	base := strings.TrimSuffix(one.String(), "x")
 	var all []mountRequest
-	for _, dir := range a.runDirs() {
-		list, err := os.ReadDir(dir)
-		if err != nil {
-			continue // nobody has mounted anything there
+	for r := range a.allRecords() {
+		if !strings.HasPrefix(r.URL, base) {
+			continue
 		}
-		for _, e := range list {
-			r, ok := readRecord(filepath.Join(dir, e.Name()))
-			if !ok || !strings.HasPrefix(r.URL, base) {
-				continue
-			}
-			u, err := objstore.ParseURL(r.URL)
-			if err != nil {
-				continue
-			}
-			c, p, err := pingSocket(ctx, string(r.Socket), u)
-			if err != nil {
-				return nil, err
-			}
-			if c == nil {
-				continue // it ended
-			}
-			var found []objstore.Request
-			if err := c.Call(ctx, http.MethodGet, "/v1/requests", nil, nil, &found); err != nil {
-				return nil, err
-			}
-			for _, f := range found {
-				all = append(all, mountRequest{f, c, fmt.Sprintf("%d-%d", p.PID, f.ID)})
-			}
+		u, err := objstore.ParseURL(r.URL)
+		if err != nil {
+			continue
+		}
+		c, p, err := pingSocket(ctx, string(r.Socket), u)
+		if err != nil {
+			return nil, err
+		}
+		if c == nil {
+			continue // it ended
+		}
+		var found []objstore.Request
+		if err := c.Call(ctx, http.MethodGet, "/v1/requests", nil, nil, &found); err != nil {
+			return nil, err
+		}
+		for _, f := range found {
+			all = append(all, mountRequest{f, c, fmt.Sprintf("%d-%d", p.PID, f.ID)})
 		}
 	}
 	return all, nil
