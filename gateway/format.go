@@ -37,14 +37,28 @@ type FormatOptions struct {
 // Format makes an empty volume in a store and returns its identity. The prefix
 // must be empty: ErrExist when it holds a volume or anything else.
 func Format(ctx context.Context, o FormatOptions) (*metadata.VolumeDoc, error) {
+	method, err := o.complete()
+	if err != nil {
+		return nil, err
+	}
+	if err := formatTarget(ctx, o.Store, o.URL); err != nil {
+		return nil, err
+	}
+	doc, err := o.document(method)
+	if err != nil {
+		return nil, err
+	}
+	o.Store = unlock(o.Store, doc, o.Keys)
+	if err := formatWrite(ctx, o, doc); err != nil {
+		return nil, err
+	}
+	return doc, nil
+}
+
+// complete sets the defaults, and says what is wrong.
+func (o *FormatOptions) complete() (blockcodec.Method, error) {
 	if o.ObjectSize == 0 {
 		o.ObjectSize = 5 << 20
-	}
-	if o.ObjectSize < minObjectSize || o.ObjectSize > maxObjectSize || o.ObjectSize%4096 != 0 {
-		return nil, fmt.Errorf("%w: object size %d: must be 4 KiB to 64 MiB and a multiple of 4 KiB", ErrInvalid, o.ObjectSize)
-	}
-	if o.QuotaBytes < 0 || o.Retention < 0 {
-		return nil, fmt.Errorf("%w: quota and retention can't be negative", ErrInvalid)
 	}
 	if o.Now == nil {
 		o.Now = time.Now
@@ -53,26 +67,27 @@ func Format(ctx context.Context, o FormatOptions) (*metadata.VolumeDoc, error) {
 		o.Rand = rand.Reader
 	}
 	method, err := blockcodec.ParseMethod(o.Compress)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	switch {
+	case err != nil:
+		return method, fmt.Errorf("%w: %w", ErrInvalid, err)
+	case o.ObjectSize < minObjectSize || o.ObjectSize > maxObjectSize || o.ObjectSize%4096 != 0:
+		return method, fmt.Errorf("%w: object size %d: must be 4 KiB to 64 MiB and a multiple of 4 KiB", ErrInvalid, o.ObjectSize)
+	case o.QuotaBytes < 0 || o.Retention < 0:
+		return method, fmt.Errorf("%w: quota and retention can't be negative", ErrInvalid)
+	case o.PlainNames && o.Keys.First() == nil:
+		return method, fmt.Errorf("%w: names are readable in a volume that is not encrypted: give a key, or leave that out", ErrInvalid)
 	}
-	if o.PlainNames && o.Keys.First() == nil {
-		return nil, fmt.Errorf("%w: names are readable in a volume that is not encrypted: give a key, or leave that out", ErrInvalid)
-	}
-	if err := formatTarget(ctx, o.Store, o.URL); err != nil {
-		return nil, err
-	}
+	return method, nil
+}
+
+// document makes the volume's identity.
+func (o *FormatOptions) document(method blockcodec.Method) (*metadata.VolumeDoc, error) {
 	id, err := uuid.NewRandomFromReader(o.Rand)
 	if err != nil {
 		return nil, fmt.Errorf("random numbers: %w", err)
 	}
-	var random [24]byte
-	if _, err := io.ReadFull(o.Rand, random[:]); err != nil {
-		return nil, fmt.Errorf("random numbers: %w", err)
-	}
-	now := o.Now().UnixNano()
 	settings := metadata.Settings{QuotaBytes: o.QuotaBytes, RetentionSec: int64(o.Retention / time.Second)}
-	doc := &metadata.VolumeDoc{ID: id.String(), ObjectSize: o.ObjectSize, Created: now, PlainNames: o.PlainNames, Adopted: o.Adopted}
+	doc := &metadata.VolumeDoc{ID: id.String(), ObjectSize: o.ObjectSize, Created: o.Now().UnixNano(), PlainNames: o.PlainNames, Adopted: o.Adopted}
 	if method != blockcodec.None {
 		doc.Compress = method.String()
 	}
@@ -89,15 +104,24 @@ func Format(ctx context.Context, o FormatOptions) (*metadata.VolumeDoc, error) {
 	if doc.Adopted != nil {
 		doc.Incompat = append(doc.Incompat, metadata.FeatureAdopted)
 	}
-	o.Store = unlock(o.Store, doc, o.Keys)
-	reign := hex.EncodeToString(random[:16])
+	return doc, nil
+}
+
+// formatWrite writes the lease, the first commit and then the identity, and releases
+// the lease.
+func formatWrite(ctx context.Context, o FormatOptions, doc *metadata.VolumeDoc) error {
+	var random [24]byte
+	if _, err := io.ReadFull(o.Rand, random[:]); err != nil {
+		return fmt.Errorf("random numbers: %w", err)
+	}
+	now, reign := doc.Created, hex.EncodeToString(random[:16])
 	lease := metadata.Lease{Epoch: 1, Reign: reign, Owner: o.Owner, Nonce: hex.EncodeToString(random[16:]), DurationMS: 15000}
 	version, err := formatPut(ctx, o, metadata.LeaseKey, metadata.EncodeLease(&lease))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	first := metadata.Commit{
-		CommitID: metadata.CommitID{Epoch: 1, N: 1}, Time: now, Writer: o.Owner.Host, Reign: reign, Settings: &settings,
+		CommitID: metadata.CommitID{Epoch: 1, N: 1}, Time: now, Writer: o.Owner.Host, Reign: reign, Settings: &doc.Settings,
 		Totals: metadata.Totals{Inodes: 1, NextInode: metadata.RootInode + 1},
 		Inodes: []metadata.Inode{{
 			ID: metadata.RootInode, Mode: modeDir | 0o755, UID: o.UID, GID: o.GID, Nlink: 2, Parent: metadata.RootInode,
@@ -105,16 +129,16 @@ func Format(ctx context.Context, o FormatOptions) (*metadata.VolumeDoc, error) {
 		}},
 	}
 	if _, err := formatPut(ctx, o, metadata.CommitKey(first.CommitID), metadata.EncodeCommit(&first)); err != nil {
-		return nil, err
+		return err
 	}
 	if _, err := formatPut(ctx, o, metadata.VolumeKey, metadata.EncodeVolume(doc)); err != nil {
-		return nil, err
+		return err
 	}
 	lease.Released, lease.Hint = true, first.CommitID
 	if _, err := objstore.CompareAndSwap(ctx, o.Store, metadata.LeaseKey, version, metadata.EncodeLease(&lease)); err != nil {
-		return nil, storeError("release the lease", err)
+		return storeError("release the lease", err)
 	}
-	return doc, nil
+	return nil
 }
 
 func formatPut(ctx context.Context, o FormatOptions, key string, body []byte) (objstore.Version, error) {
