@@ -80,10 +80,17 @@ func TestReadAhead_FullQueue_DoesNotWait(t *testing.T) {
 // of an hour: a commit begins as soon as enough large writes are there, and small
 // ones bring none.
 func TestVolume_Commit_BulkDoesNotWaitForTheInterval(t *testing.T) {
+	for given, enough := range map[int64]int64{0: bulkCommit, 16 << 20: 16 << 20} {
+		bulkDoesNotWait(t, given, enough)
+	}
+}
+
+func bulkDoesNotWait(t *testing.T, given, enough int64) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 1, 1<<20)
 		v := l.mustMount(func(o *Options) {
 			live(o)
+			o.BulkBytes = given
 			o.CommitInterval, o.CacheBytes, o.JournalBytes, o.JournalFileBytes = time.Hour, 256<<20, 64<<20, 8<<20
 		})
 		h := mkfile(t, v, 1, "load")
@@ -92,17 +99,17 @@ func TestVolume_Commit_BulkDoesNotWaitForTheInterval(t *testing.T) {
 		for i := range int64(1000) {
 			pwrite(t, h, small, i*1000)
 		}
-		for off := int64(len(large)); off < bulkCommit; off += int64(len(large)) {
+		for off := int64(len(large)); off < enough; off += int64(len(large)) {
 			pwrite(t, h, large, off)
 		}
 		synctest.Wait()
 		if n := v.Status().Commits - before; n != 0 {
 			t.Fatalf("%d commits before there is enough", n)
 		}
-		pwrite(t, h, large, bulkCommit)
+		pwrite(t, h, large, enough)
 		synctest.Wait()
 		if n := v.Status().Commits - before; n != 1 {
-			t.Errorf("%d commits of %d bytes of large writes", n, bulkCommit)
+			t.Errorf("%d commits of %d bytes of large writes", n, enough)
 		}
 		h.Close()
 		mustClose(t, v)

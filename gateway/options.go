@@ -74,6 +74,7 @@ type Options struct {
 	JournalFileBytes int64         // default 1/32 of JournalBytes, 2 to 32 MiB; less than 2 MiB counts as 2 MiB
 	MemoryBytes      int64         // of uncommitted metadata, default 96 MiB
 	UploadBytes      int64         // of buffers being uploaded, default 96 MiB
+	BulkBytes        int64         // of large writes at which a commit begins though the interval has not passed, default 1/8 of CacheBytes and at least 64 MiB
 	ReferenceBytes   int           // smaller writes are journaled as data, default 64 KiB
 	Fetches          int           // parallel ranged reads, default 32
 	LimitENOSPC      bool          // at a limit: ENOSPC after LimitWait instead of waiting on
@@ -114,7 +115,7 @@ const (
 	minOwnObject    = 256 << 10 // a slot gets an object of its own from here on
 	segmentTarget   = 8 << 20   // bytes at which a commit starts another segment
 	bulkCommit      = 64 << 20  // bytes of large writes that wait for no pause between two commits
-	bulkShare       = 8         // of the cache: such bytes of one commit are at most about this part
+	bulkShare       = 8         // of the cache: such bytes of one commit are at most about this part, unless told otherwise
 	manifestCommits = 1000      // commits after which a manifest is written,
 	manifestEpochs  = 16        // or reigns,
 	manifestLeast   = 4 << 20   // or bytes of commit documents: half of the last manifest's,
@@ -143,6 +144,7 @@ func (o *Options) setDefaults() {
 	o.JournalFileBytes = max(o.JournalFileBytes/4096*4096, minJournalFile)
 	def(&o.MemoryBytes, 96<<20)
 	def(&o.UploadBytes, 96<<20)
+	def(&o.BulkBytes, max(bulkCommit, o.CacheBytes/bulkShare))
 	if o.ReferenceBytes == 0 {
 		o.ReferenceBytes = 64 << 10
 	}

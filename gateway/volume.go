@@ -316,7 +316,7 @@ func (v *Volume) applied(lsn journal.LSN, apply func(journal.LSN, journal.Loc), 
 	v.active.last = lsn
 	apply(lsn, loc)
 	v.notePending()
-	if v.active.bulk >= max(bulkCommit, v.opt.CacheBytes/bulkShare) {
+	if v.active.bulk >= v.opt.BulkBytes {
 		v.kickCommit()
 	}
 }

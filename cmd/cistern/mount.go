@@ -461,6 +461,12 @@ func checkMountPoint(dir string, nonEmpty bool) error {
 // comes as one stream: few objects at a time keep up with it.
 const relayUploadBytes = 16 << 20
 
+// networkBulk is how many bytes of a load there are, where the store is behind a
+// network, when their way there begins: it takes longer than the load, so that every
+// moment counts in which nothing goes. In a directory a load is left alone for longer:
+// both would want the same disk.
+const networkBulk = 64 << 20
+
 // engineOptions are the options for the engine.
 func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options {
 	g := gateway.Options{
@@ -479,6 +485,9 @@ func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options
 	}
 	if o.relay != nil {
 		g.UploadBytes = relayUploadBytes
+	}
+	if o.t.url.Scheme != objstore.SchemeFile {
+		g.BulkBytes = networkBulk
 	}
 	return g
 }

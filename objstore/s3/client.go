@@ -42,6 +42,7 @@ type Store struct {
 	tagging string      // Options.Tags as the header wants them
 	plain   bool        // requests go over plain HTTP
 	bare    atomic.Bool // conditions are sent without quotes
+	crcs    atomic.Bool // a reply had the CRC32C of what was stored: the store computes it
 	quoted  atomic.Bool // a condition with quotes was met once: the store knows them
 	log     *slog.Logger
 }

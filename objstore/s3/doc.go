@@ -14,9 +14,11 @@
 //
 // # Checksums
 //
-// A PUT carries Content-MD5 and x-amz-checksum-crc32c, and over plain HTTP the
+// A PUT carries x-amz-checksum-crc32c and Content-MD5, and over plain HTTP the
 // SHA-256 that is part of the signature: what a store knows of these it
-// verifies before it stores, and what it declares in its reply is compared. A
+// verifies before it stores, and what it declares in its reply is compared. The
+// MD5 costs more CPU than all the rest of a PUT; a large body goes without it
+// once a reply had the CRC32C, which the store then computes by itself. A
 // GET of a whole object is verified against the CRC32C that the store declares,
 // and every body against its declared length and range. A store that knows no
 // CRC32C leaves the way back unguarded here; the engine verifies its own CRC32C

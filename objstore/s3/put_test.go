@@ -59,6 +59,31 @@ func TestStore_Put_Headers(t *testing.T) {
 	}
 }
 
+// A store that says which CRC32C it has computed gets no MD5 of large bodies any more,
+// and one that says nothing gets it always.
+func TestStore_Put_MD5_WhereItIsNeeded(t *testing.T) {
+	for _, says := range []bool{false, true} {
+		var head http.Header
+		s := open(t, serve(t, func(w http.ResponseWriter, r *http.Request) {
+			head = r.Header.Clone()
+			w.Header().Set("ETag", `"v1"`)
+			if says {
+				w.Header().Set("X-Amz-Checksum-Crc32c", r.Header.Get("X-Amz-Checksum-Crc32c"))
+			}
+		}))
+		large, small := strings.Repeat("x", 256<<10), strings.Repeat("x", 256<<10-1)
+		for i, body := range []string{large, large, small, large} {
+			if _, err := put(t.Context(), s, "k", body, objstore.Condition{IfAbsent: true}); err != nil {
+				t.Fatal(err)
+			}
+			want := !says || i == 0 || body == small
+			if got := head.Get("Content-Md5") != ""; got != want || head.Get("X-Amz-Checksum-Crc32c") != checksum(body) {
+				t.Errorf("the store tells CRC32Cs: %v; PUT %d of %d bytes has an MD5: %v, CRC32C %q", says, i, len(body), got, head.Get("X-Amz-Checksum-Crc32c"))
+			}
+		}
+	}
+}
+
 func TestStore_Put_StoreSaysThatItStoredOther(t *testing.T) {
 	for _, c := range []struct {
 		header map[string]string

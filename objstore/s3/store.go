@@ -75,7 +75,7 @@ func version(tag *string) objstore.Version {
 
 // sums are the checksums of a body.
 type sums struct {
-	md5    string // base64
+	md5    string // base64; empty: not needed
 	crc32c string // base64, big endian
 	sha256 string // hex, or unsigned
 }
@@ -114,11 +114,18 @@ func (s *Store) Put(ctx context.Context, key string, body io.ReadSeeker, size in
 	return v, err
 }
 
+// md5Least is how large a body must be, in bytes, to go without its MD5 where the
+// store computes CRC32Cs: the MD5 takes more time than all else that is done for it.
+const md5Least = 256 << 10
+
 // digest reads a body to its end. One that is not size bytes long is an error.
 func (s *Store) digest(body io.Reader, size int64) (sums, error) {
-	m, c := md5.New(), crc32.New(crc32.MakeTable(crc32.Castagnoli))
-	w := []io.Writer{m, c}
-	h := sha256.New()
+	m, c, h := md5.New(), crc32.New(crc32.MakeTable(crc32.Castagnoli)), sha256.New()
+	w := []io.Writer{c}
+	withMD5 := size < md5Least || !s.crcs.Load()
+	if withMD5 {
+		w = append(w, m)
+	}
 	if s.plain {
 		w = append(w, h)
 	}
@@ -132,9 +139,11 @@ func (s *Store) digest(body io.Reader, size int64) (sums, error) {
 		return sums{}, fmt.Errorf("the body has %d bytes and not the %d that were announced", n, size)
 	}
 	sum := sums{
-		md5:    base64.StdEncoding.EncodeToString(m.Sum(nil)),
 		crc32c: encodeCRC(c.Sum32()),
 		sha256: unsigned,
+	}
+	if withMD5 {
+		sum.md5 = base64.StdEncoding.EncodeToString(m.Sum(nil))
 	}
 	if s.plain {
 		sum.sha256 = hex.EncodeToString(h.Sum(nil))
@@ -151,8 +160,11 @@ func encodeCRC(c uint32) string {
 func (s *Store) put(ctx context.Context, key string, body io.Reader, size int64, sum sums, cond objstore.Condition, bare bool) (objstore.Version, error) {
 	in := &awss3.PutObjectInput{
 		Bucket: &s.o.Bucket, Key: &key, Body: body, ContentLength: &size,
-		ContentMD5: &sum.md5, ChecksumCRC32C: &sum.crc32c, ContentType: aws.String("application/octet-stream"),
+		ChecksumCRC32C: &sum.crc32c, ContentType: aws.String("application/octet-stream"),
 		ServerSideEncryption: types.ServerSideEncryption(s.o.SSE),
+	}
+	if sum.md5 != "" {
+		in.ContentMD5 = &sum.md5
 	}
 	if s.o.KMSKeyID != "" {
 		in.SSEKMSKeyId = &s.o.KMSKeyID
@@ -179,6 +191,8 @@ func (s *Store) put(ctx context.Context, key string, body io.Reader, size int64,
 	}
 	if got := out.ChecksumCRC32C; got != nil && *got != sum.crc32c {
 		return "", fmt.Errorf("put s3://%s/%s: %w: the store stored a body with CRC32C %s, %s was sent", s.o.Bucket, key, objstore.ErrDamaged, *got, sum.crc32c)
+	} else if got != nil {
+		s.crcs.Store(true)
 	}
 	v := version(out.ETag)
 	if v == "" {
