@@ -32,9 +32,16 @@ type raceSize struct {
 	swapKeys, swapRounds int
 }
 
-// shortRace is what format and mount pay for.
+// shortRace is what format pays for.
 func shortRace() raceSize {
 	return raceSize{creators: probeCreators, rounds: 1, body: shortRaceBody, swapKeys: shortSwapKeys, swapRounds: shortSwaps}
+}
+
+// mountRace is what every mount pays for, in which nobody serves the volume: the
+// creators, on whom fencing rests, and one round of swappers. A swap that is lost all the
+// same is met by the seals.
+func mountRace() raceSize {
+	return raceSize{creators: probeCreators, rounds: 1, body: shortRaceBody, swapKeys: 1, swapRounds: 1}
 }
 
 func longRace() raceSize {

@@ -365,8 +365,15 @@ func TestProbeStore_DamagedUpload_SaysWhatTheStoreDoes(t *testing.T) {
 	}
 }
 
-// TestProbe_Slow_TakesFewRoundTrips bounds what a mount pays for its probe.
+// TestProbe_Slow_TakesFewRoundTrips bounds what format and a mount pay for their probes.
 func TestProbe_Slow_TakesFewRoundTrips(t *testing.T) {
+	probes := probes()
+	fewRoundTrips(t, probes[0], 12, 150)
+	fewRoundTrips(t, probes[1], 9, 100)
+}
+
+func fewRoundTrips(t *testing.T, probe func(context.Context, objstore.Store) error, trips, most int) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		m := mem.New()
 		f := faultstore.New(m, func(faultstore.Op, string, int) faultstore.Fault { return faultstore.Fault{Delay: time.Second} })
@@ -379,13 +386,13 @@ func TestProbe_Slow_TakesFewRoundTrips(t *testing.T) {
 			return put(ctx, f, key, string(read()), cond)
 		}}
 		start := time.Now()
-		if err := objstore.Probe(t.Context(), s); err != nil {
+		if err := probe(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(start); took > 12*time.Second {
+		if took := time.Since(start); took > time.Duration(trips)*time.Second {
 			t.Errorf("took %v where a round trip takes a second", took)
 		}
-		if puts > 150 {
+		if puts > most {
 			t.Errorf("%d PUTs", puts)
 		}
 		wantEmpty(t, m)

@@ -118,17 +118,24 @@ func TestProbe_BrokenStores_AreNamed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				m := mem.NewRecording()
-				err := objstore.Probe(t.Context(), c.breakIt(m))
-				if !errors.Is(err, objstore.ErrGuarantee) || !strings.Contains(err.Error(), c.want) {
-					t.Errorf("probe: %v", err)
-				}
-				if name != "delete is ignored" {
-					wantEmpty(t, m)
+				for _, probe := range probes() {
+					m := mem.NewRecording()
+					err := probe(t.Context(), c.breakIt(m))
+					if !errors.Is(err, objstore.ErrGuarantee) || !strings.Contains(err.Error(), c.want) {
+						t.Errorf("probe: %v", err)
+					}
+					if name != "delete is ignored" {
+						wantEmpty(t, m)
+					}
 				}
 			})
 		})
 	}
+}
+
+// probes are the two short forms.
+func probes() []func(context.Context, objstore.Store) error {
+	return []func(context.Context, objstore.Store) error{objstore.Probe, objstore.ProbeAgain}
 }
 
 // noDelete says that it deletes.
@@ -168,8 +175,10 @@ func TestProbe_GoodStores_Pass(t *testing.T) {
 		mustPut(t, m, "probe/x", "")
 		limited := withLimit(t, objstore.WithPrefix(m, "p/"), 4, 4)
 		for _, s := range []objstore.Store{m, objstore.WithRetry(limited, objstore.RetryOptions{})} {
-			if err := objstore.Probe(t.Context(), s); err != nil {
-				t.Error(err)
+			for _, probe := range probes() {
+				if err := probe(t.Context(), s); err != nil {
+					t.Error(err)
+				}
 			}
 		}
 		if page, err := m.List(t.Context(), "", "", 0); err != nil || len(page) != 2 {

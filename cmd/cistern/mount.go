@@ -475,7 +475,7 @@ func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options
 		Fetches: s.requests.engine, JournalBytes: o.journal.Bytes, LimitENOSPC: o.limit.value == "enospc",
 		Wait: o.wait.d, RequireReleased: o.waitSet && o.wait.d == 0,
 		Fit: func(ctx context.Context) error {
-			if err := objstore.Probe(ctx, s.bare()); err != nil {
+			if err := objstore.ProbeAgain(ctx, s.bare()); err != nil {
 				return fmt.Errorf("%s can't be mounted: %w", o.t.url, err)
 			}
 			return nil
