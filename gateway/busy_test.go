@@ -21,7 +21,7 @@ func busyRun(t *testing.T, seed int64, steps int) {
 	l := newLab(t, seed, size)
 	l.opt.CacheBytes = []int64{256 << 10, 8 << 20}[rng.IntN(2)]
 	r := &run{lab: l, seed: seed, m: newModel(), open: map[InodeID]*Handle{}, size: size, maxFile: 400000}
-	r.history = []state{{0, r.m}}
+	r.history = []state{{lsn: 0, m: r.m}}
 	r.faulty = faultstore.New(l.bucket, nil)
 	defer r.faulty.Close()
 	r.store = objstore.WithRetry(r.faulty, objstore.RetryOptions{})

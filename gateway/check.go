@@ -107,6 +107,8 @@ type check struct {
 	head   metadata.Head
 	listed map[string]int64 // key → size; those referred to are taken out for the count of orphans
 
+	manifests map[string]bool // keys of the head's manifest and its pages
+
 	shared    *lineage         // of a clone; nil: none
 	elsewhere map[string]int64 // what volumes with which it shares have, key → size
 
@@ -120,7 +122,7 @@ type check struct {
 func (f *fetcher) newCheck(ix *metadata.Index, doc *metadata.VolumeDoc, o CheckOptions) *check {
 	return &check{
 		fetcher: f, ix: ix, slotSz: doc.ObjectSize, adopts: doc.Adopted != nil, o: o,
-		listed: map[string]int64{}, shared: lineageOf(f.store), elsewhere: map[string]int64{},
+		listed: map[string]int64{}, manifests: map[string]bool{}, shared: lineageOf(f.store), elsewhere: map[string]int64{},
 	}
 }
 
@@ -274,6 +276,7 @@ func (c *check) commits(ctx context.Context) error {
 }
 
 func (c *check) manifest(ctx context.Context, id metadata.CommitID) error {
+	c.manifests[metadata.ManifestKey(id)] = true
 	m, _, err := loadManifest(ctx, c.store, id)
 	if err != nil {
 		return c.damage(metadata.ManifestKey(id), err)
@@ -281,6 +284,7 @@ func (c *check) manifest(ctx context.Context, id metadata.CommitID) error {
 	for i := range m.Pages {
 		p := &m.Pages[i]
 		c.r.Pages++
+		c.manifests[p.Key()] = true
 		if !c.o.Data {
 			if err := c.present(ctx, p.Key(), p.Size); err != nil {
 				return err
@@ -407,8 +411,8 @@ func (c *check) orphans() error {
 		return err
 	}
 	for key, size := range c.listed {
-		thing := strings.HasPrefix(key, metadata.ObjectPrefix) || strings.HasPrefix(key, metadata.SegmentPrefix)
-		if thing && !known.has(key) {
+		scanned := !strings.HasPrefix(key, metadata.CommitPrefix) && !strings.HasPrefix(key, metadata.AdoptedPrefix)
+		if scanned && !c.manifests[key] && !known.has(key) {
 			c.r.Orphans++
 			c.r.OrphanBytes += size
 		}

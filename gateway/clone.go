@@ -122,8 +122,8 @@ func (c *cloner) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if earlier != nil && c.o.Commit != 0 && earlier.Base().N != c.o.Commit {
-		return fmt.Errorf("%w: %s holds the beginning of a clone of commit %d: go on with that one, or clear it with `cistern destroy --yes`", ErrExist, c.o.TargetURL, earlier.Base().N)
+	if earlier != nil && (c.o.Commit != 0 && earlier.Base().N != c.o.Commit || earlier.Parent().Volume != c.src.ID) {
+		return c.anotherBegun(earlier)
 	}
 	head, err := headOf(ctx, c.o.Source)
 	if err != nil {
@@ -135,7 +135,11 @@ func (c *cloner) begin(ctx context.Context) error {
 	}
 	c.base = head
 	if n != 0 {
-		if c.base, err = commitAt(ctx, c.o.Source, head, n, c.o.SourceURL); err != nil {
+		c.base, err = commitAt(ctx, c.o.Source, head, n, c.o.SourceURL)
+		if earlier != nil && errors.Is(err, ErrCollected) {
+			return fmt.Errorf("%s holds the beginning of a clone that can't be gone on with, clear it with `cistern destroy --yes`: %w", c.o.TargetURL, err)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -150,6 +154,12 @@ func (c *cloner) begin(ctx context.Context) error {
 	return c.claim(ctx, earlier)
 }
 
+// anotherBegun is the error of a target that holds the beginning of another clone.
+func (c *cloner) anotherBegun(earlier *metadata.VolumeDoc) error {
+	a := earlier.Parent()
+	return fmt.Errorf("%w: %s holds the beginning of a clone of commit %d of %s: go on with that one, or clear it with `cistern destroy --yes`", ErrExist, c.o.TargetURL, a.Through.N, a.URL)
+}
+
 // noAdopted refuses to make a volume stand alone that refers to objects of no
 // volume: nothing would keep them for it.
 func noAdopted(doc *metadata.VolumeDoc, url string) error {
@@ -161,14 +171,14 @@ func noAdopted(doc *metadata.VolumeDoc, url string) error {
 
 // beforeBirth is the error of a point that a clone shares with its parent.
 func beforeBirth(doc *metadata.VolumeDoc, url string, n uint64) error {
-	parent := doc.Ancestors[len(doc.Ancestors)-1]
+	parent := doc.Parent()
 	return fmt.Errorf("%w: %s has no commit %d of its own: it was made of commit %d of %s, where older ones may be", ErrNotExist, url, n, parent.Through.N, parent.URL)
 }
 
 // readClaim returns what an earlier attempt began in the target; nil when it is
 // empty. Anything else there is ErrExist.
 func readClaim(ctx context.Context, s objstore.Store, url string) (*metadata.VolumeDoc, error) {
-	list, err := s.List(ctx, "", "", 5)
+	list, err := objstore.FirstKeys(ctx, s, 5)
 	if err != nil {
 		return nil, storeErrorAt("list", url, err)
 	}
@@ -206,8 +216,7 @@ func (c *cloner) claim(ctx context.Context, earlier *metadata.VolumeDoc) error {
 	list := c.ancestors()
 	if earlier != nil {
 		if !slices.Equal(earlier.Ancestors, list) {
-			a := earlier.Ancestors[len(earlier.Ancestors)-1]
-			return fmt.Errorf("%w: %s holds the beginning of a clone of commit %d of %s: go on with that one, or clear it with `cistern destroy --yes`", ErrExist, c.o.TargetURL, a.Through.N, a.URL)
+			return c.anotherBegun(earlier)
 		}
 		c.doc = earlier
 		return nil

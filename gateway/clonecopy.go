@@ -51,9 +51,10 @@ type CopyProgress struct {
 
 // thing is one body to copy. Memory: about 300 bytes each.
 type thing struct {
-	key  string
-	size int64                  // in the bucket; -1: not known
-	same func(body []byte) bool // whether it is what the metadata says; nil: it carries its own checksum
+	key   string
+	size  int64                  // in the bucket; -1: not known
+	same  func(body []byte) bool // whether it is what the metadata says; nil: it carries its own checksum
+	there int64                  // its size in the target; -1: it is not there
 }
 
 // need collects what a state needs in the bucket, each thing once.
@@ -70,6 +71,7 @@ func newNeed(mine func(key string) bool) *need {
 func (n *need) add(t thing) {
 	if n.mine(t.key) && !n.seen[t.key] {
 		n.seen[t.key] = true
+		t.there = -1
 		n.list = append(n.list, t)
 	}
 }
@@ -163,7 +165,11 @@ func (n *need) chain(ctx context.Context, s objstore.Store, manifest, last metad
 	if err := n.manifest(ctx, s, manifest); err != nil {
 		return err
 	}
-	ahead := newPathAhead(ctx, pathReader{s}, metadata.CommitID{Epoch: max(manifest.Epoch, 1), N: manifest.N + 1}, last.N)
+	first := metadata.CommitID{Epoch: max(manifest.Epoch, 1), N: manifest.N + 1}
+	if manifest == last {
+		first = last // a restore's commit, which names its own manifest
+	}
+	ahead := newPathAhead(ctx, pathReader{s}, first, last.N)
 	defer ahead.close()
 	for at := (metadata.CommitID{}); at != last; {
 		e, err := ahead.next()
@@ -186,10 +192,10 @@ type copier struct {
 	src  objstore.Store // through which the bodies are found
 	from func(key string) string
 	dst  objstore.Store
-	have map[string]int64 // what the target has, with sizes
-	hold *budget          // bytes in memory
+	hold *budget // bytes in memory; of copyMemory when nil
 
 	plain atomic.Bool // the store can't copy by itself
+	told  atomic.Bool // that it did not copy one
 	mu    sync.Mutex  // guards the field below
 	done  CopyProgress
 }
@@ -197,11 +203,15 @@ type copier struct {
 // copyMemory bounds the bytes that copies hold: at least one body.
 const copyMemory = 96 << 20
 
-// run copies what is needed. Errors: ErrDamaged, ErrStore, ErrInterrupted.
+// run copies what is needed, in the order of the keys. Errors: ErrDamaged, ErrStore,
+// ErrInterrupted.
 func (c *copier) run(ctx context.Context, list []thing) (CopyProgress, error) {
-	c.hold = newBudget(copyMemory)
+	if c.hold == nil {
+		c.hold = newBudget(copyMemory)
+	}
 	c.plain.Store(c.o.Server == nil)
-	if err := c.lookThere(ctx); err != nil {
+	slices.SortFunc(list, func(a, b thing) int { return strings.Compare(a.key, b.key) })
+	if err := c.lookThere(ctx, list); err != nil {
 		return c.done, err
 	}
 	c.done.Things = int64(len(list))
@@ -216,12 +226,16 @@ func (c *copier) run(ctx context.Context, list []thing) (CopyProgress, error) {
 	return c.done, err
 }
 
-// lookThere lists what the target has.
-func (c *copier) lookThere(ctx context.Context) error {
-	c.have = map[string]int64{}
+// lookThere notes which of the things, in the order of their keys, the target has.
+// What else is there, as in the prefix of a clone that is being detached, costs no
+// memory.
+func (c *copier) lookThere(ctx context.Context, list []thing) error {
 	for _, prefix := range []string{metadata.ObjectPrefix, metadata.SegmentPrefix, metadata.ManifestPrefix, metadata.CommitPrefix} {
-		err := objstore.ListAll(ctx, c.dst, prefix, "", func(i objstore.Info) error {
-			c.have[i.Key] = i.Size
+		err := objstore.ListAll(ctx, c.dst, prefix, "", func(info objstore.Info) error {
+			i, found := slices.BinarySearchFunc(list, info.Key, func(t thing, key string) int { return strings.Compare(t.key, key) })
+			if found {
+				list[i].there = info.Size
+			}
 			return nil
 		})
 		if err != nil {
@@ -250,9 +264,9 @@ func (c *copier) finished(t *thing, found, served bool) {
 
 // one copies a body, unless it is there.
 func (c *copier) one(ctx context.Context, t *thing) error {
-	if n, ok := c.have[t.key]; ok {
-		if t.size >= 0 && n != t.size {
-			return fmt.Errorf("%w: %s has %d bytes in the clone instead of %d: delete it there and go on", ErrDamaged, t.key, n, t.size)
+	if t.there >= 0 {
+		if t.size >= 0 && t.there != t.size {
+			return fmt.Errorf("%w: %s has %d bytes in the clone instead of %d: delete it there and go on", ErrDamaged, t.key, t.there, t.size)
 		}
 		c.finished(t, true, false)
 		return nil
@@ -275,11 +289,16 @@ func (c *copier) serve(ctx context.Context, t *thing) (bool, error) {
 		return false, nil
 	}
 	err := c.o.Server(ctx, c.from(t.key), t.key, t.size)
+	if err != nil && ctx.Err() != nil {
+		return false, ErrInterrupted
+	}
 	if err != nil {
 		if errors.Is(err, errors.ErrUnsupported) {
 			c.plain.Store(true)
 		}
-		c.o.Logger.Info("the store does not copy by itself: a body goes through this machine", "key", t.key, "reason", err)
+		if !c.told.Swap(true) {
+			c.o.Logger.Info("the store did not copy a body by itself: this one, and others like it, go through this machine", "key", t.key, "reason", err)
+		}
 		return false, nil
 	}
 	if t.size < 0 {
@@ -295,39 +314,59 @@ func (c *copier) serve(ctx context.Context, t *thing) (bool, error) {
 	return true, nil
 }
 
-// move copies a body through this machine, and verifies it on the way.
+// move copies a body through this machine, and verifies it on the way. It is held
+// whole, as many at a time as copyMemory allows.
 func (c *copier) move(ctx context.Context, t *thing) error {
-	held, err := c.hold.take(ctx, max(t.size, 1<<20))
+	src := rawStore(c.src, t.key)
+	size := t.size
+	if size < 0 {
+		info, err := src.Head(ctx, t.key)
+		if err != nil {
+			return copyError(t.key, err)
+		}
+		size = info.Size
+	}
+	if size > maxDocument+documentOverhead {
+		return fmt.Errorf("%w: copy %s: it has %d bytes, more than anything in a volume", ErrDamaged, t.key, size)
+	}
+	held, err := c.hold.take(ctx, max(size, 1<<20))
 	if err != nil {
 		return ErrInterrupted
 	}
 	defer c.hold.give(held)
 	var body []byte
-	err = retryDamage(ctx, func() error {
-		var err error
-		if body, _, err = objstore.ReadAll(ctx, rawStore(c.src, t.key), t.key, maxDocument+documentOverhead); err != nil {
-			return err
-		}
-		if t.size >= 0 && int64(len(body)) != t.size {
-			return fmt.Errorf("%w: %s has %d bytes instead of %d", ErrDamaged, t.key, len(body), t.size)
-		}
-		if t.same != nil && !t.same(body) {
-			return fmt.Errorf("%w: %s: checksum does not match", ErrDamaged, t.key)
-		}
-		return nil
-	})
-	switch {
-	case errors.Is(err, objstore.ErrNotExist):
-		return fmt.Errorf("%w: copy %s: it is missing: %w", ErrDamaged, t.key, err)
-	case errors.Is(err, ErrDamaged):
+	err = retryDamage(ctx, func() (err error) {
+		body, err = t.read(ctx, src, size)
 		return err
+	})
+	if err == nil {
+		err = objstore.Create(ctx, c.dst, t.key, body)
+	}
+	return copyError(t.key, err)
+}
+
+// read reads the whole body, which must have so many bytes.
+func (t *thing) read(ctx context.Context, src objstore.Store, size int64) ([]byte, error) {
+	body, info, err := objstore.ReadAll(ctx, src, t.key, size)
+	switch {
+	case errors.Is(err, objstore.ErrTooLarge) || err == nil && info.Size != size:
+		return nil, fmt.Errorf("%w: %s has %d bytes instead of %d", ErrDamaged, t.key, info.Size, size)
 	case err != nil:
-		return storeErrorAt("copy", t.key, err)
+		return nil, err
+	case t.same != nil && !t.same(body):
+		return nil, fmt.Errorf("%w: %s: checksum does not match", ErrDamaged, t.key)
 	}
-	if err := objstore.Create(ctx, c.dst, t.key, body); err != nil {
-		return storeErrorAt("copy", t.key, err)
+	return body, nil
+}
+
+func copyError(key string, err error) error {
+	switch {
+	case err == nil || errors.Is(err, ErrDamaged):
+		return err
+	case errors.Is(err, objstore.ErrNotExist):
+		return fmt.Errorf("%w: copy %s: it is missing: %w", ErrDamaged, key, err)
 	}
-	return nil
+	return storeErrorAt("copy", key, err)
 }
 
 // copyAll copies all that the source's commit needs into the clone's prefix.

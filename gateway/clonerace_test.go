@@ -9,7 +9,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 	"github.com/cisternfs/cistern/objstore/faultstore"
@@ -304,7 +303,7 @@ func (o *children) take(r *run) {
 		if err != nil {
 			r.fatalf("commit %v: %v", info.Commit, err)
 		}
-		m = r.at(journal.LSN(e.LastLSN))
+		m = r.atCommit(e.ID.N, e.LastLSN)
 	}
 	o.list = append(o.list, child{url, m})
 }

@@ -299,20 +299,19 @@ func (v *Volume) afterCommit(b *built) {
 	}
 }
 
-// CollectOrphans deletes objects and segments that nothing refers to: those of
-// sealed epochs, and of one's own those older than the policy's age. They are
-// left by writers that ended between an upload and its commit. Pins that expired
-// a week ago go, too.
+// CollectOrphans deletes objects, segments, manifests and their pages that nothing
+// refers to: those of sealed epochs, and of one's own those older than the policy's
+// age. They are left by writers that ended between an upload and its commit. Pins
+// that expired a week ago go, too. No manifest is written meanwhile: it may use pages
+// and a name that such a writer has left.
 func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, error) {
 	var out Collected
-	// Listed before the references are read: what is uploaded later is not in
-	// the list, and what is in the list of a sealed epoch gets no new reference.
-	type thing struct {
-		key  string
-		size int64
+	select {
+	case v.commit.manifest <- struct{}{}:
+		defer func() { <-v.commit.manifest }()
+	case <-ctx.Done():
+		return out, ErrInterrupted
 	}
-	var list []thing
-	own := v.epoch()
 	now, err := v.storeTime(ctx)
 	if err != nil {
 		return out, err
@@ -320,25 +319,11 @@ func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, er
 	if err := v.collectPins(ctx, now, dryRun, &out); err != nil {
 		return out, err
 	}
-	for _, prefix := range []string{metadata.ObjectPrefix, metadata.SegmentPrefix} {
-		epochOf := metadata.ObjectEpoch
-		if prefix == metadata.SegmentPrefix {
-			epochOf = metadata.SegmentEpoch
-		}
-		err := objstore.ListAll(ctx, v.store, prefix, "", func(i objstore.Info) error {
-			epoch, ok := epochOf(i.Key)
-			old := time.Unix(0, now).Sub(i.Modified) > v.opt.Collect.OrphanAge
-			if ok && epoch < own || ok && old && epoch == own {
-				list = append(list, thing{i.Key, i.Size})
-			}
-			return nil
-		})
-		if err != nil {
-			return out, storeErrorAt("list", prefix, err)
-		}
-	}
-	if len(list) == 0 {
-		return out, nil
+	// Listed before the references are read: what is uploaded later is not in
+	// the list, and what is in the list of a sealed epoch gets no new reference.
+	list, err := v.maybeOrphans(ctx, now)
+	if err != nil || len(list) == 0 {
+		return out, err
 	}
 	// Everything that is uploaded by now and will be referred to is committed
 	// by this, or of this epoch and young.
@@ -346,25 +331,75 @@ func (v *Volume) CollectOrphans(ctx context.Context, dryRun bool) (Collected, er
 		return out, err
 	}
 	known, err := v.referenced()
+	if err == nil {
+		err = v.referencedManifest(ctx, known)
+	}
 	if err != nil {
 		return out, err
 	}
 	for _, t := range list {
-		if known.has(t.key) {
+		if known.has(t.Key) {
 			continue
 		}
 		if err := v.Stopped(); err != nil {
 			return out, err
 		}
 		if !dryRun {
-			if err := v.store.Delete(ctx, t.key); err != nil {
-				return out, storeErrorAt("delete", t.key, err)
+			if err := v.store.Delete(ctx, t.Key); err != nil {
+				return out, storeErrorAt("delete", t.Key, err)
 			}
 		}
 		out.Orphans++
-		out.add(t.key, t.size, dryRun)
+		out.add(t.Key, t.Size, dryRun)
 	}
 	return out, nil
+}
+
+// maybeOrphans lists what is orphaned unless something refers to it. now is the
+// store's, in nanoseconds.
+func (v *Volume) maybeOrphans(ctx context.Context, now int64) (list []objstore.Info, err error) {
+	own := v.epoch()
+	for _, kind := range []struct {
+		prefix string
+		epoch  func(key string) (uint64, bool)
+	}{
+		{metadata.ObjectPrefix, metadata.ObjectEpoch},
+		{metadata.SegmentPrefix, metadata.SegmentEpoch},
+		{metadata.ManifestPrefix, metadata.ManifestEpoch},
+	} {
+		err := objstore.ListAll(ctx, v.store, kind.prefix, "", func(i objstore.Info) error {
+			epoch, ok := kind.epoch(i.Key)
+			old := time.Unix(0, now).Sub(i.Modified) > v.opt.Collect.OrphanAge
+			if ok && epoch < own || ok && old && epoch == own {
+				list = append(list, i)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, storeErrorAt("list", kind.prefix, err)
+		}
+	}
+	return list, nil
+}
+
+// referencedManifest adds the manifest on which the head builds. Caller holds the
+// token of manifests, and has committed since: no other one will be named.
+func (v *Volume) referencedManifest(ctx context.Context, known *keySet) error {
+	v.mu.RLock()
+	head := v.head.Manifest
+	v.mu.RUnlock()
+	if head.N == 0 {
+		return nil
+	}
+	m, _, err := loadManifest(ctx, v.store, head)
+	if err != nil {
+		return err
+	}
+	known.add(metadata.ManifestKey(m.CommitID))
+	for i := range m.Pages {
+		known.add(m.Pages[i].Key())
+	}
+	return nil
 }
 
 // pinsKept is how long a pin stays in the bucket after it has expired, so that

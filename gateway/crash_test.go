@@ -88,6 +88,7 @@ func (u *used) back(t *testing.T, l *lab, when string) {
 	}
 	wantFiles(t, v, u.now, when+", from the bucket alone")
 	wantCheckClean(t, v)
+	wantNoOrphans(t, v)
 	mustClose(t, v)
 }
 
@@ -97,6 +98,18 @@ func wantCheckClean(t *testing.T, v *Volume) {
 	_, err := v.Check(bg, CheckOptions{Data: true, Problem: func(p Problem) { t.Errorf("check: %s", p) }})
 	if err != nil {
 		t.Errorf("check: %v", err)
+	}
+}
+
+// wantNoOrphans makes sure that a scan leaves nothing that no state refers to.
+func wantNoOrphans(t *testing.T, v *Volume) {
+	t.Helper()
+	if _, err := v.CollectOrphans(bg, false); err != nil {
+		t.Errorf("collect orphans: %v", err)
+	}
+	r, err := v.Check(bg, CheckOptions{Problem: func(p Problem) { t.Errorf("check after the scan: %s", p) }})
+	if err != nil || r.Orphans != 0 {
+		t.Errorf("%d orphans are left, %v", r.Orphans, err)
 	}
 }
 

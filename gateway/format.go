@@ -158,7 +158,7 @@ func formatPut(ctx context.Context, o FormatOptions, key string, body []byte) (o
 
 // formatTarget refuses a prefix that is not empty.
 func formatTarget(ctx context.Context, s objstore.Store, url string) error {
-	list, err := s.List(ctx, "", "", 5)
+	list, err := objstore.FirstKeys(ctx, s, 5)
 	if err != nil {
 		return storeErrorAt("list", url, err)
 	}

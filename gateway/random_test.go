@@ -76,10 +76,12 @@ func (t viewTree) bytesOf(n *Inode) ([]byte, error) {
 	return p[:k], err
 }
 
-// state is the model after the record with an LSN.
+// state is the model after the record with an LSN; after a restore, which is none,
+// also with the restore's commit.
 type state struct {
-	lsn journal.LSN
-	m   *model
+	lsn      journal.LSN
+	m        *model
+	restored uint64 // the number of the last restore's commit before it; 0: there was none
 }
 
 // run is one random test: a lab, the volume and the model.
@@ -96,11 +98,13 @@ type run struct {
 	durable journal.LSN // what fsync has promised
 	bucket0 journal.LSN // what a commit has promised
 	acked   journal.LSN // the last operation that was answered
-	open    map[InodeID]*Handle
-	step    int
-	trace   []string
-	size    int64
-	maxFile int64
+	// restored is the number of the last restore's commit.
+	restored uint64
+	open     map[InodeID]*Handle
+	step     int
+	trace    []string
+	size     int64
+	maxFile  int64
 
 	connections []*faultstore.Store
 	hook        faultstore.Hook
@@ -140,7 +144,7 @@ func (r *run) apply(what string, onModel func(m *model) error, onVolume func() e
 	err := onVolume()
 	if r.died(err) {
 		if want == nil {
-			r.history = append(r.history, state{before + 1, next})
+			r.history = append(r.history, state{before + 1, next, r.restored})
 		}
 		return err
 	}
@@ -150,7 +154,7 @@ func (r *run) apply(what string, onModel func(m *model) error, onVolume func() e
 	if err == nil {
 		r.m = next
 		r.acked = r.lsn()
-		r.history = append(r.history, state{r.acked, next})
+		r.history = append(r.history, state{r.acked, next, r.restored})
 	}
 	return err
 }
@@ -511,7 +515,7 @@ func (r *run) checkBucket(s objstore.Store) {
 		r.fatalf("view: %v", err)
 	}
 	defer v.Close()
-	if d := r.at(journal.LSN(v.Head().LastLSN)).diff(viewTree{v}); d != "" {
+	if d := r.atCommit(v.Head().N, v.Head().LastLSN).diff(viewTree{v}); d != "" {
 		r.fatalf("commit %v differs from the state at lsn %d: %s", v.Head().CommitID, v.Head().LastLSN, d)
 	}
 }
@@ -521,6 +525,15 @@ func (r *run) checkBucket(s objstore.Store) {
 func (r *run) at(lsn journal.LSN) *model {
 	i := sort.Search(len(r.history), func(i int) bool { return r.history[i].lsn > lsn })
 	return r.history[i-1].m
+}
+
+// atCommit returns the state of a commit by its number and its last record.
+func (r *run) atCommit(n, lsn uint64) *model {
+	i := sort.Search(len(r.history), func(i int) bool { return r.history[i].lsn > journal.LSN(lsn) }) - 1
+	for r.history[i].restored > n {
+		i--
+	}
+	return r.history[i].m
 }
 
 // recovered finds the state that a volume came back to, after a crash that may
@@ -543,7 +556,7 @@ func (r *run) recovered(promised journal.LSN, what string) {
 		}
 	}
 	r.m = next
-	r.history = append(r.history, state{lsn, next})
+	r.history = append(r.history, state{lsn, next, r.restored})
 }
 
 // crash ends the mount without warning and mounts again.
@@ -709,7 +722,7 @@ func randomRun(t *testing.T, seed int64, steps int, faults bool, each ...func(r 
 		if size < 100000 {
 			r.maxFile = 12 * size
 		}
-		r.history = []state{{0, r.m}}
+		r.history = []state{{lsn: 0, m: r.m}}
 		r.faults = faults
 		defer func() {
 			if t.Failed() && r.v != nil {
@@ -794,17 +807,12 @@ func (r *run) prefixes(seed int64) {
 		if err != nil {
 			r.fatalf("after %d of %d changes of the bucket: %v", i, n, err)
 		}
-		lsn := journal.LSN(v.Head().LastLSN)
-		if d := r.everAt(lsn).diff(viewTree{v}); d != "" {
+		if d := r.atCommit(v.Head().N, v.Head().LastLSN).diff(viewTree{v}); d != "" {
 			r.fatalf("after %d of %d changes of the bucket, commit %v: %s", i, n, v.Head().CommitID, d)
 		}
 		v.Close()
 	}
 }
-
-// everAt is at over all that was ever committed: what is committed is never
-// rolled back, so the newest entry with an LSN is the one that counts.
-func (r *run) everAt(lsn journal.LSN) *model { return r.at(lsn) }
 
 func prefixCount() int {
 	if s := os.Getenv("SOAK_PREFIXES"); s != "" {

@@ -287,7 +287,7 @@ func refusePinned(ctx context.Context, s objstore.Store, url string, claims bool
 // destroyPrefixes are what a volume's keys begin with, in the order in which
 // they are deleted: what needs the rest goes first.
 func destroyPrefixes() []string {
-	return []string{metadata.SchedulePrefix, metadata.PinPrefix, metadata.CommitPrefix, metadata.ManifestPrefix, metadata.SegmentPrefix, metadata.ObjectPrefix, "probe/"}
+	return []string{metadata.SchedulePrefix, metadata.PinPrefix, metadata.CommitPrefix, metadata.ManifestPrefix, metadata.SegmentPrefix, metadata.ObjectPrefix, objstore.ProbePrefix}
 }
 
 func deleteAll(ctx context.Context, s objstore.Store, deleted func(n int)) error {

@@ -138,6 +138,7 @@ func TestVolume_Restore_DiesAtEveryStep(t *testing.T) {
 			}
 			v := l.mustMount(nil)
 			wantFiles(t, v, is, when)
+			wantNoOrphans(t, v)
 			want = maps.Clone(want)
 			want.put(t, v, "base", []byte("written afterwards"), 40)
 			mustCommit(t, v)

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/objstore"
 )
 
@@ -82,7 +81,7 @@ func (o *snapshots) create(r *run, s objstore.Store) {
 	if err != nil {
 		r.fatalf("commit %v of snapshot %s: %v", info.Commit, name, err)
 	}
-	o.list = append(o.list, kept{info, r.at(journal.LSN(c.LastLSN))})
+	o.list = append(o.list, kept{info, r.atCommit(c.ID.N, c.LastLSN)})
 }
 
 func (o *snapshots) check(r *run, s objstore.Store) {

@@ -32,6 +32,15 @@ func (v *VolumeDoc) Base() CommitID {
 	return v.Ancestors[len(v.Ancestors)-1].Through
 }
 
+// Parent returns the volume that a clone was made of, as its identity says; zero for
+// a volume that is no clone.
+func (v *VolumeDoc) Parent() Ancestor {
+	if len(v.Ancestors) == 0 {
+		return Ancestor{}
+	}
+	return v.Ancestors[len(v.Ancestors)-1]
+}
+
 // First returns a clone's own first commit: a seal stands between it and Base.
 // Zero for a volume that is no clone.
 func (v *VolumeDoc) First() CommitID {

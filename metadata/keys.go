@@ -104,6 +104,15 @@ func ParsePageKey(key string) (CommitID, bool) {
 	return CommitID{Epoch: epoch, N: n}, ok1 && ok2
 }
 
+// ManifestEpoch returns the epoch in the key of a manifest, or of one of its pages.
+func ManifestEpoch(key string) (uint64, bool) {
+	id, ok := ParsePageKey(key)
+	if !ok {
+		id, ok = ParseManifestKey(key)
+	}
+	return id.Epoch, ok
+}
+
 // SegmentEpoch returns the epoch in a segment's key.
 func SegmentEpoch(key string) (uint64, bool) {
 	rest, ok := strings.CutPrefix(key, SegmentPrefix)

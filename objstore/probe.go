@@ -6,6 +6,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -70,6 +72,29 @@ func worst(errs []error) (first error) {
 	return first
 }
 
+// ProbePrefix is where probes work. One that is killed leaves keys there, which mean
+// nothing.
+const ProbePrefix = "probe/"
+
+// FirstKeys lists the first keys of a store, at most so many, without those that
+// probes have left: none when it is empty but for them.
+func FirstKeys(ctx context.Context, s Store, most int) ([]Info, error) {
+	page, err := s.List(ctx, "", "", most)
+	if err != nil {
+		return nil, err
+	}
+	left := func(i Info) bool { return strings.HasPrefix(i.Key, ProbePrefix) }
+	if !slices.ContainsFunc(page, left) {
+		return page, nil
+	}
+	more, err := s.List(ctx, "", ProbePrefix+"\U0010ffff", most)
+	if err != nil {
+		return nil, err
+	}
+	page = append(slices.DeleteFunc(page, func(i Info) bool { return i.Key >= ProbePrefix }), more...)
+	return page[:min(len(page), most)], nil
+}
+
 // probe is one run. Its steps know nothing of each other.
 type probe struct {
 	s    Store
@@ -86,7 +111,7 @@ type probeStep struct {
 }
 
 func newProbe(s Store) *probe {
-	return &probe{s: s, base: "probe/" + rand.Text() + "/", keys: map[string]struct{}{}}
+	return &probe{s: s, base: ProbePrefix + rand.Text() + "/", keys: map[string]struct{}{}}
 }
 
 // steps are the promises, in the order in which they are told about.

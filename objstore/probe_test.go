@@ -3,8 +3,10 @@ package objstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -234,4 +236,32 @@ func TestProbe_ContextEnds_CleansUp(t *testing.T) {
 		}
 		wantEmpty(t, m)
 	})
+}
+
+func TestFirstKeys_WithoutWhatProbesLeft(t *testing.T) {
+	m := mem.New()
+	want := func(most int, keys ...string) {
+		t.Helper()
+		list, err := objstore.FirstKeys(t.Context(), m, most)
+		var got []string
+		for _, i := range list {
+			got = append(got, i.Key)
+		}
+		if err != nil || !slices.Equal(got, keys) {
+			t.Errorf("first %d: %q, %v, want %q", most, got, err, keys)
+		}
+	}
+	want(2)
+	for i := range 7 {
+		mustPut(t, m, fmt.Sprintf("probe/ABC/%d", i), "left")
+	}
+	want(1)
+	want(5)
+	mustPut(t, m, "volume.json", "")
+	want(1, "volume.json")
+	mustPut(t, m, "probe0", "")
+	want(1, "probe0")
+	mustPut(t, m, "lease.json", "")
+	want(1, "lease.json")
+	want(5, "lease.json", "probe0", "volume.json")
 }

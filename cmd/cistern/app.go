@@ -27,6 +27,7 @@ type app struct {
 	terminal bool   // stderr is one: progress bars
 	screen   bool   // stdout is one: top refreshes
 	base     string // of state directories; empty: the user's
+	local    int64  // bytes of journal, and of cache, of a command that owns a volume; 0: commandLocal
 
 	argv       []string      // the command line; nil: the process's
 	configFlag string        // --config

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/config"
+	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 )
 
@@ -220,6 +221,11 @@ func (a *app) cloneToURL(ctx context.Context, o *cloneOptions, from, to string, 
 	if err != nil {
 		return nil, err
 	}
+	if t.point == "" {
+		if n, err = a.begunClone(ctx, target, t.url, n); err != nil {
+			return nil, err
+		}
+	}
 	why := map[string]string{
 		stageDrop: "a volume is made in an empty prefix only", stagePages: whyMoment, stageRedo: whyMoment,
 		stageSync: whyDurable, stageRestart: whyRestart, stageRecovery: whyRecovery,
@@ -259,6 +265,24 @@ func (a *app) cloneToURL(ctx context.Context, o *cloneOptions, from, to string, 
 	return task, nil
 }
 
+// begunClone is the commit at which an earlier run had begun to clone the present of
+// the same volume: the present of a volume that changes is another one each time,
+// and what was copied is of that one. n when there was none.
+func (a *app) begunClone(ctx context.Context, target *store, from objstore.URL, n uint64) (uint64, error) {
+	claim, err := gateway.ReadClaim(ctx, target)
+	if err != nil || claim == nil || claim.Parent().URL != from.String() {
+		return n, err
+	}
+	if _, err := target.Head(ctx, metadata.VolumeKey); !errors.Is(err, objstore.ErrNotExist) {
+		return n, nil // it is complete, which is told of later
+	}
+	if at := claim.Base().N; at != n {
+		a.note("an earlier run had begun with commit %d: the clone goes on at that one", at)
+		n = at
+	}
+	return n, nil
+}
+
 // cloneError makes what the user can mend one of usage.
 func cloneError(err error) error {
 	if errors.Is(err, gateway.ErrExist) || errors.Is(err, gateway.ErrInvalid) || errors.Is(err, gateway.ErrKey) || errors.Is(err, gateway.ErrNotSupport) {
@@ -281,7 +305,7 @@ func (a *app) cloneTarget(ctx context.Context, o *cloneOptions, u objstore.URL, 
 	if err := refuseForeignKeys(ctx, s, u); err != nil {
 		return nil, r, err
 	}
-	page, err := s.List(ctx, "", "", 1)
+	page, err := objstore.FirstKeys(ctx, s, 1)
 	if err != nil {
 		return nil, r, fmt.Errorf("look whether %s is empty: %w", u, err)
 	}

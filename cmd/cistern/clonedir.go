@@ -56,7 +56,17 @@ func (a *app) cloneToDir(ctx context.Context, o *cloneOptions, from string, out 
 	if !o.replace {
 		why[stageDrop] = "--replace was not given"
 	}
+	begun := false
+	if t.point == "" && !o.replace {
+		if m, found := readCloneMark(dir); found && m.Source == t.url.String() && m.Commit != n {
+			a.note("an earlier run had begun with commit %d: the copy goes on at that one", m.Commit)
+			n, begun = m.Commit, true
+		}
+	}
 	pin, err := a.pinClone(ctx, s, t, n, dir)
+	if begun && (errors.Is(err, gateway.ErrCollected) || errors.Is(err, gateway.ErrNotExist)) {
+		err = fmt.Errorf("%s holds the beginning of a copy that can't be gone on with, --replace begins anew: %w", dir, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +198,7 @@ func (f *filler) begin(replace bool) error {
 		list = slices.DeleteFunc(list, func(e os.DirEntry) bool { return e.Name() == cloneMarkNew })
 	}
 	slices.SortFunc(list, func(a, b os.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
-	old, found := f.earlier()
+	old, found := readCloneMark(f.dir)
 	same := found && old.Volume == f.mark.Volume && old.Commit == f.mark.Commit
 	switch {
 	case replace:
@@ -238,9 +248,10 @@ func realPath(path string) string {
 	return path
 }
 
-func (f *filler) earlier() (cloneMarkDoc, bool) {
+// readCloneMark returns what an earlier attempt has begun in a directory, if it did.
+func readCloneMark(dir string) (cloneMarkDoc, bool) {
 	var d cloneMarkDoc
-	body, err := os.ReadFile(filepath.Join(f.dir, cloneMark))
+	body, err := os.ReadFile(filepath.Join(dir, cloneMark))
 	return d, err == nil && json.Unmarshal(body, &d) == nil
 }
 

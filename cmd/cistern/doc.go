@@ -26,7 +26,7 @@
 //	    control.sock, mount.log                   beside what package gateway keeps there
 //	/var/lib/cistern/point-<hash>/                of a mount of a point, one a point and mount point
 //	    fixed/                                    its cache and index, which go with the mount
-//	/var/lib/cistern/command-<random>/            of a writing command, while it runs
+//	/var/lib/cistern/command-<random>/            of a writing command, while it runs, see commandstate.go
 //
 // The url of a mount of a point ends with @ and the commit's number.
 //

@@ -73,7 +73,7 @@ func (a *app) readOnlyState(prefix, what string) (string, error) {
 
 // foreignState refuses a writer's state directory for a read-only mount.
 func foreignState(state string) error {
-	for _, name := range []string{"owner.json", "journal"} {
+	for _, name := range []string{ownerName, "journal"} {
 		if _, err := os.Stat(filepath.Join(state, name)); !errors.Is(err, fs.ErrNotExist) {
 			return usage(fmt.Errorf("state directory %s is that of a mount that is written to: choose another with --state", state))
 		}

@@ -91,7 +91,7 @@ func (a *app) format(ctx context.Context, u objstore.URL, o gateway.FormatOption
 		return nil, err
 	}
 	// Before the probe, which writes: what is not empty is left as it is.
-	page, err := s.List(ctx, "", "", 1)
+	page, err := objstore.FirstKeys(ctx, s, 1)
 	if err != nil {
 		return nil, fmt.Errorf("look whether %s is empty: %w", u, err)
 	}

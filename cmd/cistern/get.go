@@ -267,15 +267,15 @@ func (g *getter) own(e entry, to string) error {
 	return os.Lchown(to, int(e.UID), int(e.GID))
 }
 
-// file copies to a hidden name beside the wanted one and renames.
+// file copies to a file that gets its name when it is whole.
 func (g *getter) file(ctx context.Context, e entry, to string) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(to), ".cistern-get-")
+	f, err := createNew(filepath.Dir(to))
 	if err != nil {
-		return localError(filepath.Dir(to), err)
+		return err
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, ignoreClosed(f.Close()), os.Remove(f.Name()))
+			err = errors.Join(err, f.drop())
 		}
 	}()
 	bar := g.bar
@@ -289,17 +289,13 @@ func (g *getter) file(ctx context.Context, e entry, to string) (err error) {
 	if err != nil {
 		return err
 	}
-	for _, step := range []func() error{
-		func() error { return g.own(e, f.Name()) },
-		func() error { return f.Chmod(fs.FileMode(e.Mode & 0o777)) },
-		f.Sync,
-		f.Close,
-		func() error { return os.Chtimes(f.Name(), e.Mtime, e.Mtime) },
-		func() error { return os.Rename(f.Name(), to) },
-	} {
-		if err := step(); err != nil {
+	if g.all && os.Geteuid() == 0 {
+		if err := f.Chown(int(e.UID), int(e.GID)); err != nil {
 			return localError(to, err)
 		}
+	}
+	if err := f.place(to, fs.FileMode(e.Mode&0o777), e.Mtime); err != nil {
+		return localError(to, err)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -309,11 +305,4 @@ func (g *getter) file(ctx context.Context, e entry, to string) (err error) {
 		return nil // the bar shows it, or the sum is told
 	}
 	return g.a.say("%s: %d bytes", to, e.Size)
-}
-
-func ignoreClosed(err error) error {
-	if errors.Is(err, fs.ErrClosed) {
-		return nil
-	}
-	return err
 }

@@ -147,20 +147,13 @@ func (l *untilLine) say(a *app) error {
 // recoverUntil starts a private server on the restored directory and lets it
 // replicate up to the point.
 func (a *app) recoverUntil(ctx context.Context, t target, u *untilFlags, p *untilPlan) (l *untilLine, err error) {
-	base, err := a.stateBase()
-	if err != nil {
-		return nil, err
-	}
 	dir, err := os.MkdirTemp("", "cistern-restore-")
 	if err != nil {
 		return nil, fmt.Errorf("temporary directory: %w", err)
 	}
-	if err := os.MkdirAll(base, 0o700); err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
-	}
-	state, err := os.MkdirTemp(base, "command-")
+	state, err := a.newCommandState()
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("state directory: %w", err), os.RemoveAll(dir))
+		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	mnt := filepath.Join(dir, "mnt")
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(mnt, 0o700)); err != nil {

@@ -257,6 +257,9 @@ func (m *mountProcess) open(ctx context.Context) (served, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, err := range m.a.sweepCommands(v.ID()) {
+		m.log.Warn("state directory is left", "error", err)
+	}
 	if m.o.relay != nil {
 		if m.relay, err = m.o.relay.open(ctx, v, m.o.state, m.log); err != nil {
 			return nil, errors.Join(err, v.Close(ctx))

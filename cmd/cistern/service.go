@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -284,8 +285,12 @@ func (a *app) writer(ctx context.Context, arg string, takeover bool) (service, t
 	return s, t, err
 }
 
-// openOwn makes this command the volume's owner, with a state directory of its
-// own.
+// commandLocal is what a command that owns a volume takes on the local disk, in bytes:
+// at most so much for its journal, and for its cache.
+const commandLocal = 256 << 20
+
+// openOwn makes this command the volume's owner, with a state directory of its own,
+// or with that of a command that was killed.
 func (a *app) openOwn(ctx context.Context, t target, takeover bool) (service, error) {
 	s, err := a.openVolume(ctx, t.url)
 	if err != nil {
@@ -296,29 +301,30 @@ func (a *app) openOwn(ctx context.Context, t target, takeover bool) (service, er
 	if _, err := gateway.Summarize(ctx, s, t.url.String()); err != nil {
 		return nil, err
 	}
-	if takeover {
-		if err := keepsJournal(ctx, s, t.url.String()); err != nil {
-			return nil, err
-		}
+	dir, err := a.leftState(ctx, s)
+	left := dir != ""
+	if err == nil && !left && takeover {
+		err = keepsJournal(ctx, s, t.url.String())
 	}
-	base, err := a.stateBase()
+	if err == nil && !left {
+		dir, err = a.newCommandState()
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(base, 0o700); err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
-	}
-	dir, err := os.MkdirTemp(base, "command-")
-	if err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
-	}
 	v, err := gateway.Open(ctx, gateway.Options{
 		Store: s, Keys: s.keys, URL: t.url.String(), FS: vfs.OS(), StateDir: dir, OpenKV: openKV(quietLogger()),
-		CacheBytes: 256 << 20, JournalBytes: 256 << 20, RequireReleased: true, Takeover: takeover,
+		CacheBytes: cmp.Or(a.local, commandLocal), JournalBytes: cmp.Or(a.local, commandLocal), RequireReleased: true, Takeover: takeover,
 		Owner: gateway.HostOwner(dir), Logger: quietLogger(),
 	})
+	if err != nil && left {
+		return nil, err
+	}
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir)) // nothing was acknowledged
+	}
+	for _, err := range a.sweepCommands(v.ID()) {
+		a.note("%s", sentence(err))
 	}
 	return &ownService{live: newLive(v, nil), dir: dir, url: t.url.String()}, nil
 }
@@ -354,12 +360,13 @@ func (s *ownService) close(ctx context.Context) error {
 	// A signal ends the work, not the commit of what it did.
 	err := s.v.Close(context.WithoutCancel(ctx))
 	if errors.Is(err, gateway.ErrUncommitted) || errors.Is(err, gateway.ErrFenced) {
-		return fmt.Errorf("%w; it is kept in %s: `cistern mount %s <dir> --state %s` goes on from there", err, s.dir, s.url, s.dir)
+		err = fmt.Errorf("%w; it is kept in %s: `cistern mount %s <dir> --state %s` goes on from there", err, s.dir, s.url, s.dir)
+		return errors.Join(err, keepCommandState(s.dir))
 	}
 	if err != nil {
-		return fmt.Errorf("%w; the state directory %s is kept", err, s.dir)
+		return errors.Join(fmt.Errorf("%w; the state directory %s is kept", err, s.dir), keepCommandState(s.dir))
 	}
-	if err := os.RemoveAll(s.dir); err != nil {
+	if err := dropCommandState(s.dir); err != nil {
 		return fmt.Errorf("everything is committed, but the state directory can't be removed: %w", err)
 	}
 	return nil

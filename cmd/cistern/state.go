@@ -20,6 +20,7 @@ import (
 const (
 	socketName = "control.sock"
 	logName    = "mount.log"
+	ownerName  = "owner.json" // the engine's, in the state directory of a writer
 )
 
 // stateBase is where state directories go unless --state names one.
@@ -97,7 +98,7 @@ type stateOwner struct {
 // readStateOwner reads a state directory's owner; empty when it has none.
 func readStateOwner(dir string) (stateOwner, error) {
 	var o stateOwner
-	body, err := os.ReadFile(filepath.Join(dir, "owner.json"))
+	body, err := os.ReadFile(filepath.Join(dir, ownerName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return o, nil
 	}

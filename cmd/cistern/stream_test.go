@@ -3,8 +3,13 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"hash"
+	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -151,4 +156,79 @@ func TestApp_Put_Ended_NothingAppears(t *testing.T) {
 	}
 	nothing(p.url())
 	p.must("check", "--data", p.url())
+}
+
+// fountain is a stream of so many bytes, never all in memory, that looks at something
+// every few MiB.
+type fountain struct {
+	left int64
+	rng  *rand.ChaCha8
+	sum  hash.Hash
+	seen int64
+	look func(done int64)
+}
+
+func (f *fountain) Read(p []byte) (int, error) {
+	if f.left == 0 {
+		return 0, io.EOF
+	}
+	n := int(min(f.left, int64(len(p))))
+	f.rng.Read(p[:n])
+	f.sum.Write(p[:n])
+	before := f.seen
+	f.left, f.seen = f.left-int64(n), f.seen+int64(n)
+	if before>>23 != f.seen>>23 {
+		f.look(f.seen)
+	}
+	return n, nil
+}
+
+// bytesBelow is what the files below a directory take on the disk, in bytes.
+func bytesBelow(t *testing.T, dir string) (n int64) {
+	t.Helper()
+	err := filepath.Walk(dir, func(_ string, st os.FileInfo, err error) error {
+		if err == nil {
+			n += st.Sys().(*syscall.Stat_t).Blocks * 512
+		}
+		if os.IsNotExist(err) {
+			return nil // it has just gone
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	return n
+}
+
+// A stream that is larger than the command's journal and cache together goes through
+// them to the bucket, within their bounds, and is not there before its end.
+func TestApp_Put_StreamLargerThanTheLocalDisk(t *testing.T) {
+	const local, size = 24 << 20, 120 << 20
+	p := newPlace(t)
+	p.must("format", p.url())
+	peak, looks := int64(0), 0
+	in := &fountain{left: size, rng: rand.NewChaCha8([32]byte{7}), sum: sha256.New()}
+	in.look = func(done int64) {
+		looks++
+		peak = max(peak, bytesBelow(t, p.path("base")))
+		if got := p.must("ls", p.url()); got != "" {
+			t.Errorf("after %d bytes of the stream the volume shows %q", done, got)
+		}
+	}
+	var out, errs bytes.Buffer
+	a := &app{stdin: in, stdout: &out, stderr: &errs, base: p.path("base"), local: local, lookup: func(string) (string, bool) { return "", false }}
+	if status := a.run(context.Background(), []string{"put", p.url(), "stream", "-"}); status != 0 {
+		t.Fatalf("put: %d, %s", status, errs.String())
+	}
+	const index = 16 << 20 // Badger's files
+	if looks < 10 || peak < local/2 || peak > 2*local+index {
+		t.Errorf("%d MiB on the local disk at the most, of %d looks, where %d are for journal and cache", peak>>20, looks, 2*local>>20)
+	}
+	t.Logf("%d MiB on the local disk at the most, for a stream of %d", peak>>20, size>>20)
+	got := sha256.New()
+	a = &app{stdout: got, stderr: &errs, base: p.path("base"), lookup: a.lookup}
+	if status := a.run(context.Background(), []string{"cat", p.url(), "stream"}); status != 0 || !bytes.Equal(got.Sum(nil), in.sum.Sum(nil)) {
+		t.Errorf("cat: %d, %s", status, errs.String())
+	}
 }

@@ -1,0 +1,134 @@
+package gateway
+
+import (
+	"fmt"
+	"maps"
+	"strconv"
+	"testing"
+	"testing/synctest"
+)
+
+// A clone is restored to commits of its own, and a restored volume is cloned, copied
+// and detached: its head names a manifest of its own number.
+func TestVolume_Restore_AndClones(t *testing.T) {
+	for name, as := range forms() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLabAs(t, 11, 8192, as)
+				f := newFamily(t, l)
+				v := f.mount(parentURL)
+				parent := files{}
+				grown(t, v, l, parent)
+				mustClose(t, v)
+
+				base := f.clone(parentURL, "mem://one", 0, false).Commit.N
+				c := f.mount("mem://one")
+				one := maps.Clone(parent)
+				one.put(t, c, "new", l.noise(20000), 0)
+				at, then := mustCommit(t, c), maps.Clone(one)
+				one.put(t, c, "large", l.noise(900), 100)
+				one.drop(t, c, "new")
+				present := mustCommit(t, c)
+				if _, err := f.labs["mem://one"].restore(c, base, "no"); err == nil {
+					t.Error("a clone was restored to a commit of its parent")
+				}
+				if r := f.labs["mem://one"].mustRestore(t, c, at.N, "present"); r.Then.CommitID != at {
+					t.Errorf("restored %+v", r)
+				}
+				f.wantFiles("mem://one", 0, then, "the restored clone")
+				f.wantFiles("mem://one", present.N, one, "what was replaced")
+				f.wantFiles(parentURL, 0, parent, "the parent")
+				f.wantClean("mem://one")
+
+				f.clone("mem://one", "mem://shares", 0, false)
+				f.clone("mem://one", "mem://copy", 0, true)
+				f.clone("mem://one", "mem://detached", 0, false)
+				if _, err := f.detach("mem://detached"); err != nil {
+					t.Fatal(err)
+				}
+				for _, url := range []string{"mem://shares", "mem://copy", "mem://detached"} {
+					f.wantFiles(url, 0, then, url)
+					f.wantClean(url)
+					c := f.mount(url)
+					want := maps.Clone(then)
+					want.put(t, c, "more", l.noise(10000), 0)
+					mustCommit(t, c)
+					purge(t, c)
+					wantFiles(t, c, want, url+", mounted")
+					mustClose(t, c)
+				}
+				for _, url := range []string{"mem://shares", "mem://one", parentURL} {
+					if err := f.destroy(url, url == "mem://one"); err != nil { // its snapshot goes with it
+						t.Fatalf("destroy %s: %v", url, err)
+					}
+				}
+				for _, url := range []string{"mem://copy", "mem://detached"} {
+					f.wantClean(url)
+				}
+			})
+		})
+	}
+}
+
+// restores rolls the volume back to a snapshot now and then beside a random run.
+type restores struct {
+	s *snapshots
+	n int
+}
+
+func (o *restores) step(r *run) {
+	if r.faults || len(o.s.list) == 0 || r.rnd(40) > 0 {
+		return
+	}
+	r.disarm()
+	for _, h := range r.open {
+		h.Close()
+	}
+	r.open = map[InodeID]*Handle{}
+	if _, err := r.v.Commit(bg); err != nil {
+		r.fatalf("commit before a restore: %v", err)
+	}
+	x := o.s.list[r.rnd(len(o.s.list))]
+	if x.info.Commit == r.v.Head() {
+		return
+	}
+	present := fmt.Sprint("present", o.n)
+	o.n++
+	r.note("restore snapshot %s of commit %v", x.info.Name, x.info.Commit)
+	res, err := r.restore(r.v, x.info.Commit.N, present)
+	if err != nil {
+		r.fatalf("restore snapshot %s of commit %v: %v", x.info.Name, x.info.Commit, err)
+	}
+	o.s.list = append(o.s.list, kept{res.Replaced, r.m})
+	m := x.m.next()
+	m.quota = r.m.quota
+	r.m, r.restored = m, res.Commit.N
+	lsn := r.lsn()
+	r.history = append(r.history, state{lsn, m, r.restored})
+	if err := r.v.Close(bg); err != nil {
+		r.fatalf("close after a restore: %v", err)
+	}
+	r.remount("restore", lsn)
+}
+
+// Snapshots, clones, restores and collections at random in one run, beside everything
+// else: after every collection each pin reads back whole.
+func TestVolume_Random_SnapshotsClonesRestores(t *testing.T) {
+	runs, restored := 10, 0
+	if testing.Short() {
+		runs = 4
+	}
+	for i := range runs {
+		seed := int64(9000 + i)
+		t.Run(strconv.FormatInt(seed, 10), func(t *testing.T) {
+			s, c := &snapshots{}, &children{}
+			o := &restores{s: s}
+			randomRun(t, seed, *stepsFlag, seed%5 == 0, s.step, c.step, o.step)
+			restored += o.n
+		})
+	}
+	if restored == 0 && !t.Failed() {
+		t.Error("nothing was ever restored")
+	}
+	t.Logf("%d restores", restored)
+}
