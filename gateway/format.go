@@ -174,7 +174,7 @@ func formatTarget(ctx context.Context, s objstore.Store, url string) error {
 		return fmt.Errorf("%w: %s is a volume already; `cistern destroy` deletes one", ErrExist, url)
 	}
 	if _, err := s.Head(ctx, metadata.LeaseKey); err == nil {
-		return fmt.Errorf("%w: %s holds a volume whose format did not end; `cistern destroy --yes` clears it", ErrExist, url)
+		return fmt.Errorf("%w: %s holds a volume whose format did not end; unless it is under way, `cistern destroy --yes --takeover` clears it", ErrExist, url)
 	}
 	return fmt.Errorf("%w: %s is not empty (it holds %s): choose an empty prefix", ErrExist, url, list[0].Key)
 }

@@ -47,14 +47,14 @@ func (p *place) start(input string, args ...string) (*exec.Cmd, *bytes.Buffer) {
 // that was ended had come to its own. It returns how many were ended.
 func (p *place) killedUntilDone(input string, args ...string) (ended int) {
 	p.t.Helper()
-	for wait := 20 * time.Millisecond; ; wait = wait * 5 / 4 {
+	for wait := 20 * time.Millisecond; ; wait = wait * 3 / 2 {
 		c, errs := p.start(input, args...)
 		done := make(chan error, 1)
 		go func() { done <- c.Wait() }()
 		select {
 		case err := <-done:
 			if half := halfFormat.FindStringSubmatch(errs.String()); err != nil && half != nil {
-				p.mustBinary("destroy", "--yes", half[1])
+				p.mustBinary("destroy", "--yes", "--takeover", half[1])
 				continue
 			}
 			if err != nil && (ended == 0 || !strings.Contains(errs.String(), "a clone that is complete") && !strings.Contains(errs.String(), "is not empty")) {
@@ -140,7 +140,7 @@ func TestBinary_EndedInTheMidst_TheNextRunGoesOn(t *testing.T) {
 }
 
 // halfFormat is a volume whose format was ended in its midst, as it is told of.
-var halfFormat = regexp.MustCompile("(file://\\S+) holds a volume whose format did not end; `cistern destroy --yes` clears it")
+var halfFormat = regexp.MustCompile("(file://\\S+) holds a volume whose format did not end; unless it is under way, `cistern destroy --yes --takeover` clears it")
 
 func TestBinary_ImportEndedInTheMidst_TheNextRunGoesOn(t *testing.T) {
 	testenv.Long(t)
