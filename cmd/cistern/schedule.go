@@ -107,14 +107,24 @@ type scheduleLine struct {
 }
 
 func (a *app) listSchedules(ctx context.Context, s *store, asJSON bool) error {
-	list, err := gateway.Schedules(ctx, s)
-	if err != nil {
-		return err
+	list, bad := gateway.Schedules(ctx, s)
+	if bad != nil && !oneDocument(bad) {
+		return bad
 	}
-	all, err := gateway.Snapshots(ctx, s)
-	if err != nil {
-		return err
+	all, badPin := gateway.Snapshots(ctx, s)
+	if badPin != nil && !oneDocument(badPin) {
+		return badPin
 	}
+	return errors.Join(a.tableOfSchedules(list, all, asJSON), bad, badPin)
+}
+
+// oneDocument says whether an error is that of single documents, beside which others
+// can be shown.
+func oneDocument(err error) bool {
+	return errors.Is(err, gateway.ErrDamaged) || errors.Is(err, gateway.ErrNewerFormat)
+}
+
+func (a *app) tableOfSchedules(list []gateway.Schedule, all []gateway.SnapshotInfo, asJSON bool) error {
 	lines := []scheduleLine{}
 	for i := range list {
 		x := &list[i]

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -51,4 +52,26 @@ func TestMount_SnapshotSchedule_IsKept(t *testing.T) {
 	}
 	p.must("umount", mnt)
 	p.unmounted(pid)
+}
+
+// A document that can't be read is told beside those that can, and hides none.
+func TestApp_Snapshot_OneDamagedDocument_OthersAreShown(t *testing.T) {
+	p := newPlace(t)
+	u := p.url()
+	p.must("format", u)
+	p.must("snapshot", "create", u, "whole")
+	p.must("snapshot", "create", u, "torn")
+	p.must("snapshot", "schedule", u, "--every", "1d", "--name", "torn")
+	for _, prefix := range []string{"pins/torn~", "schedules/torn~"} {
+		name := p.find(prefix)
+		if err := os.WriteFile(name, []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range [][]string{{"snapshot", "list", u}, {"snapshot", "schedule", u, "--every", "1h", "--name", "whole"}, {"snapshot", "schedule", u}} {
+		status, out, errs := p.run(args...)
+		if status != 4 || !strings.Contains(out, "\nwhole ") || !strings.Contains(errs, "torn~") {
+			t.Errorf("%v: status %d\n%s%s", args, status, out, errs)
+		}
+	}
 }

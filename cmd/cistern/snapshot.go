@@ -259,6 +259,9 @@ func (a *app) snapshotList() *cobra.Command {
 			return err
 		}
 		list, bad := gateway.Snapshots(ctx, s)
+		if bad != nil && !oneDocument(bad) {
+			return bad
+		}
 		lines := []snapshotLine{}
 		for i := range list {
 			lines = append(lines, snapshotLineOf(&list[i]))
