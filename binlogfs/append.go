@@ -293,6 +293,9 @@ func (a *Appender) formatEvent(ctx context.Context, raw []byte, h Header, r io.R
 		if format.Checksum != a.t.format.Checksum {
 			return false, fmt.Errorf("%w: %s goes on with other checksums", ErrCorrupt, a.t.info.Name)
 		}
+		if was := a.t.format.Began; was != 0 && format.Began != 0 && was != format.Began {
+			return false, fmt.Errorf("%w: it began its %s at %s, and the archive's was begun at %s; %s", ErrGap, a.t.info.Name, seconds(format.Began), seconds(was), restoredWay)
+		}
 		return false, a.drop(ctx)
 	}
 	if int64(h.LogPos) != a.t.end+int64(h.Size) {

@@ -39,6 +39,9 @@ type SourceSettings struct {
 	Heartbeat time.Duration `json:"heartbeat"`
 	RetryMax  time.Duration `json:"retry_max"`
 	Start     Start         `json:"start"`
+	// Only: the first of Sources was chosen by an operator and has not been pulled
+	// from since: until it was, no other is.
+	Only bool `json:"only,omitempty"`
 }
 
 // Settings returns what of the options a change may set, without the password.
@@ -177,7 +180,9 @@ func (r *Relay) Change(ctx context.Context, c SourceChange) error {
 }
 
 // Failover goes over to another source at once: addr, or the next of the list when
-// it is empty. That one must have all that is published.
+// it is empty. That one must have all that is published. It begins a new epoch, also
+// when it is the archive's source, whose files may be others than they were: it was
+// restored.
 func (r *Relay) Failover(ctx context.Context, addr string) error {
 	give, err := r.takeChange(ctx)
 	if err != nil {
@@ -204,6 +209,9 @@ func (r *Relay) Failover(ctx context.Context, addr string) error {
 		s.Sources = firstOf(s.Sources, addr)
 		return nil
 	}, true)
+	if err == nil {
+		r.puller().anew = true // the archive's own source, too, may have other files now
+	}
 	return errors.Join(err, r.Start(ctx))
 }
 
@@ -219,7 +227,7 @@ func (r *Relay) fits(ctx context.Context, addr string) error {
 		return fmt.Errorf("%s: %w", addr, err)
 	}
 	defer s.close()
-	if last, _, _ := r.l.resumeAt(); last != nil && !last.Same(&s.source) {
+	if last, _, _ := r.l.resumeAt(); last != nil {
 		if err := p.admit(ctx, s, last); err != nil {
 			return fmt.Errorf("%s: %w", addr, err)
 		}
@@ -233,6 +241,7 @@ func (r *Relay) change(f func(s *SourceSettings) error, ordered bool) error {
 	o := r.puller().o
 	settings := o.Settings()
 	settings.Password = r.password
+	ordered = ordered || r.puller().only // it was chosen, and not reached yet
 	if err := f(&settings); err != nil {
 		return err
 	}
@@ -242,7 +251,8 @@ func (r *Relay) change(f func(s *SourceSettings) error, ordered bool) error {
 		return fmt.Errorf("%w: %w", ErrChange, err)
 	}
 	if ordered {
-		p.ordered, p.only = settings.Sources[0], true
+		r.order(p, settings)
+		settings.Only = true
 	}
 	if r.keep != nil {
 		if err := r.keep(settings); err != nil {
@@ -257,6 +267,20 @@ func (r *Relay) change(f func(s *SourceSettings) error, ordered bool) error {
 	r.mu.Unlock()
 	r.log.Info("the source was changed", "sources", settings.Sources, "user", settings.User)
 	return nil
+}
+
+// order makes a puller go to the first of its sources and to no other before it was
+// there; that it was there is kept, too.
+func (r *Relay) order(p *Puller, settings SourceSettings) {
+	p.ordered, p.only = settings.Sources[0], true
+	p.arrived = func() {
+		if r.keep == nil {
+			return
+		}
+		if err := r.keep(settings); err != nil {
+			r.log.Warn("after a restart the relay waits for this source again, whatever other sources it has", "source", settings.Sources[0], "error", err)
+		}
+	}
 }
 
 // Cut ends the file of an archive in own mode and begins the next, at the end of
@@ -281,13 +305,13 @@ func (p *Puller) cutFile(ctx context.Context) error {
 	select {
 	case p.cut <- done:
 	case <-ctx.Done():
-		return fmt.Errorf("the file could not be ended in time: %w", ctx.Err())
+		return &lateError{"the file could not be ended in time: try again when the source is less busy", ctx.Err()}
 	}
 	select {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		return fmt.Errorf("the file could not be ended in time, as a group is under way: %w", ctx.Err())
+		return &lateError{"the file could not be ended in time, as a group is under way: try again when that has ended", ctx.Err()}
 	}
 }
 

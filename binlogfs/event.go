@@ -71,6 +71,7 @@ type Format struct {
 	Server   string // version of the server that wrote the file
 	Checksum bool   // every event ends with a CRC32
 	Flavor   Flavor
+	Began    uint32 // when the server began the file, in seconds since 1970, also where it is sent anew; 0: unknown
 	lengths  []byte // of post-headers, by type - 1
 }
 
@@ -92,7 +93,7 @@ func DecodeFormat(event []byte) (Format, error) {
 	if v := binary.LittleEndian.Uint16(body); v != 4 {
 		return Format{}, fmt.Errorf("%w: format version %d, where servers since 5.0 write 4", ErrCorrupt, v)
 	}
-	f := Format{Server: cString(body[2:52])}
+	f := Format{Server: cString(body[2:52]), Began: h.Time}
 	f.Flavor = flavorOf(f.Server)
 	if body[formatFixed-1] != headerSize {
 		return Format{}, fmt.Errorf("%w: event headers of %d bytes", ErrCorrupt, body[formatFixed-1])

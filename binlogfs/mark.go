@@ -166,6 +166,13 @@ func markPlace(ctx context.Context, a Searchable, at string) (Position, string, 
 	if err != nil || state.Empty() {
 		return Position{}, "", fmt.Errorf("%w: %q is neither a GTID position of %s nor <file>:<offset>", ErrMark, at, last.Flavor)
 	}
+	has, err := stateAfter(last)
+	if err != nil {
+		return Position{}, "", err
+	}
+	if missing := has.lacks(state); missing != "" {
+		return Position{}, "", fmt.Errorf("%w: the group %s, where the archive ends at %s; mark it when that has come", ErrNotFound, missing, has.end())
+	}
 	f, err := FileAfter(ctx, a, state)
 	if err != nil {
 		return Position{}, "", err
@@ -195,6 +202,14 @@ func FileAfter(ctx context.Context, a Searchable, state *GTIDState) (*FileInfo, 
 		}
 	}
 	return nil, ErrNoLog
+}
+
+// end is where a state ends, for a message.
+func (s *GTIDState) end() string {
+	if s.Empty() {
+		return "no group"
+	}
+	return s.Position()
 }
 
 // lacks returns what a replica in state s has not of o; empty when it has it all.

@@ -69,6 +69,9 @@ func TestLog_Mark_KeptThroughPurgesAndKills(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want %v", at, m, err, want)
 		}
 	}
+	if m, err := l.Mark(t.Context(), "ahead", sid+":1-999"); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), ":20-999") && !strings.Contains(err.Error(), "-999,") && !strings.Contains(err.Error(), "-999 ") {
+		t.Errorf("a mark beyond the end: %+v, %v", m, err)
+	}
 	if _, err := l.Mark(t.Context(), "nightly", sid+":1-3"); err != nil {
 		t.Fatal(err)
 	}
@@ -116,6 +119,9 @@ func TestLog_Mark_BadInput(t *testing.T) {
 		{"x", "yesterday", ErrMark},
 		{"x", "a2bedc31-ecea-11f1-98b0-02fc00000001:1", ErrMark},
 		{"x", s.names[0] + ":9999999", ErrMark},
+		{"x", "9-11-5", ErrNotFound},
+		{"x", "3-11-5,9-11-5", ErrNotFound},
+		{"x", "3-11-999999", ErrNotFound},
 		{"x", "mysql-bin.000009:4", ErrNotFound},
 	} {
 		if m, err := l.Mark(t.Context(), c.name, c.at); !errors.Is(err, c.err) {

@@ -36,6 +36,9 @@ type PullOptions struct {
 	// Failover is how long the archive's source must be lost before another of
 	// Sources that has all that is published begins a new epoch; 0: never.
 	Failover time.Duration
+	// Restored lets the archive's source begin a new epoch when its files are others
+	// than they were, as after a restore, and it has all that is published.
+	Restored bool
 	RetryMin time.Duration // wait after the first failure; 0 means 100 ms
 	RetryMax time.Duration // longest wait; 0 means 15 s
 	Dial     func(ctx context.Context, network, address string) (net.Conn, error)
@@ -126,6 +129,8 @@ type Puller struct {
 	cut      chan chan error // asks for a new file, see Relay.Cut
 	ordered  string          // a source that an operator chose: it need not wait until the other is lost
 	only     bool            // until it was connected to, no other is tried
+	arrived  func()          // called then; may be nil
+	anew     bool            // the next stream begins an epoch, though the source is the archive's
 	farthest int64           // the greatest position that is asked for; 0: what the protocol has room for
 
 	mu       sync.Mutex // guards the fields below; never held during I/O
@@ -202,7 +207,7 @@ func (p *Puller) run(ctx context.Context) error {
 				s.Connected, s.Since = false, time.Now()
 			}
 			if ctx.Err() == nil {
-				s.LastError = err.Error()
+				s.LastError = strings.ReplaceAll(err.Error(), "\n", "; ")
 			}
 		})
 		if ctx.Err() != nil {
@@ -281,7 +286,7 @@ func (p *Puller) pull(ctx context.Context, addr string) (streamed bool, err erro
 	}
 	defer s.close()
 	last, file, offset := p.l.resumeAt()
-	newEpoch := last != nil && !last.Same(&s.source)
+	newEpoch := last != nil && (p.anew || !last.Same(&s.source))
 	if newEpoch {
 		if err := p.admit(ctx, s, last); err != nil {
 			return false, err
@@ -289,7 +294,7 @@ func (p *Puller) pull(ctx context.Context, addr string) (streamed bool, err erro
 		file, offset = "", 0
 	}
 	if err := p.ask(ctx, s, file, offset, newEpoch); err != nil {
-		return false, err
+		return false, p.restored(err, newEpoch)
 	}
 	a, err := p.l.Append(ctx, s.source, newEpoch, s.ack)
 	if err != nil {
@@ -316,7 +321,17 @@ func (p *Puller) pull(ctx context.Context, addr string) (streamed bool, err erro
 		p.corrupt = end
 		err = &transientError{err}
 	}
-	return true, err
+	return true, p.restored(err, newEpoch)
+}
+
+// restored lets a source whose log does not go on where the archive ends begin a new
+// epoch at the next attempt, if that was allowed.
+func (p *Puller) restored(err error, newEpoch bool) error {
+	if !p.o.Restored || newEpoch || !errors.Is(err, ErrGap) {
+		return err
+	}
+	p.anew = true
+	return &transientError{err}
 }
 
 // ask asks for the stream from where the archive goes on: by the source's file and
@@ -356,10 +371,13 @@ func (p *Puller) ask(ctx context.Context, s *sourceConn, file string, offset int
 
 // connected notes that the stream has begun.
 func (p *Puller) connected(s *sourceConn, a *Appender, addr string) {
+	if p.only && p.arrived != nil {
+		p.arrived()
+	}
+	p.ordered, p.only, p.anew = "", false, false // it is the archive's source now
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.appender = a
-	p.ordered, p.only = "", false // it is the archive's source now
 	p.status.LagSeconds, p.status.LagBytes = 0, lagUnknown
 	p.status.Source, p.status.Connected, p.status.Since, p.status.LastError = addr, true, time.Now(), ""
 	p.status.Server, p.status.ServerID, p.status.UUID, p.status.SemiSync = s.version, s.source.ServerID, s.source.UUID, s.semiSync
@@ -399,11 +417,16 @@ func (p *Puller) stream(ctx context.Context, s *sourceConn, a *Appender) error {
 	}
 }
 
-// admit decides whether a server that is not the archive's source may go on
-// with it: it must have everything that is published.
+// admit decides whether a server that is not the archive's source, or has other files
+// than that had, may go on with it: it must have everything that is published.
 func (p *Puller) admit(ctx context.Context, s *sourceConn, last *Source) error {
 	other := fmt.Errorf("%w: of server %d %s, and this is server %d %s", ErrOtherSource, last.ServerID, last.UUID, s.source.ServerID, s.source.UUID)
-	ordered := p.ordered == s.addr
+	lacks := fmt.Errorf("%w: it lacks what the archive has published", ErrOtherSource)
+	if last.Same(&s.source) {
+		other = fmt.Errorf("%w: it was restored, or its logs were reset", ErrGap)
+		lacks = errors.New("the source lacks what it had logged and the archive has published; let it replicate that from this relay, or begin another archive with --dir")
+	}
+	ordered := p.ordered == s.addr || last.Same(&s.source)
 	if p.o.Failover == 0 && !ordered {
 		return other
 	}
@@ -422,7 +445,7 @@ func (p *Puller) admit(ctx context.Context, s *sourceConn, last *Source) error {
 		return err
 	}
 	if missing := has.Missing(state); missing != "" {
-		return &fatalError{fmt.Errorf("%w: it lacks what the archive has published: %s", ErrOtherSource, missing)}
+		return &fatalError{fmt.Errorf("%w: %s", lacks, missing)}
 	}
 	p.o.Logger.Warn("another source goes on", "server_id", s.source.ServerID, "uuid", s.source.UUID, "published", state.Position())
 	return nil

@@ -5,7 +5,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/go-mysql-org/go-mysql/mysql"
 )
@@ -22,6 +24,7 @@ type plain struct{ error }
 var libraryWords = strings.NewReplacer(
 	"handleAuthResult: ", "", "readAuthResult: ", "", "readInitialHandshake: ", "", "writeAuthHandshake: ", "", "read initial handshake error: ", "",
 	"io.ReadFull(header) failed. err ", "", "io.CopyN failed. err ", "", "Write failed. err ", "", ": connection was bad", "", "connection was bad", "the connection broke off",
+	"context deadline exceeded", "it took too long", "context canceled", "it was interrupted",
 )
 
 func (e *plain) Error() string { return libraryWords.Replace(e.error.Error()) }
@@ -60,21 +63,38 @@ func explain(err error) error {
 	return &plain{err}
 }
 
+// restoredWay is what an operator can do about a source that does not go on where
+// the archive ends.
+const restoredWay = `if it was restored, see "A source that was restored" in docs/binlog.md`
+
+// seconds is a time as events have it, for a message.
+func seconds(t uint32) string { return time.Unix(int64(t), 0).UTC().Format(time.RFC3339) }
+
 // explainDump tells the reasons of error 1236 apart, which has only a text.
 func explainDump(my *mysql.MyError) error {
 	text := strings.ToLower(my.Message)
-	what := "the source can't send its log"
-	switch {
-	case strings.Contains(text, "same server_uuid/server_id"), strings.Contains(text, "same server_id"):
-		what = "another replica of the source has the relay's server id or UUID: give the relay another server id"
-	case strings.Contains(text, "binary log is not open"):
-		what = "the source writes no binary log: set log_bin there"
-	case strings.Contains(text, "could not find first log file"):
-		what = "the source has not got the file any more that the archive goes on in: the log between is lost to this archive"
-	case strings.Contains(text, "purged"), strings.Contains(text, "not found in the binlog"), strings.Contains(text, "not in the master's binlog"):
-		what = "the source has purged what the archive needs next"
-	case strings.Contains(text, "impossible position"), strings.Contains(text, "position > file size"), strings.Contains(text, "beyond"):
-		what = "the source's log ends before the archive's: it lost groups that are published here, as after a crash with sync_binlog=0"
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(text, w) })
 	}
-	return &fatalError{fmt.Errorf("%s: %w", what, my)}
+	say := func(what string) error { return &fatalError{fmt.Errorf("%s: %w", what, my)} }
+	gap := func(what string) error {
+		return &fatalError{fmt.Errorf("%w: %s; %s: %w", ErrGap, what, restoredWay, my)}
+	}
+	switch {
+	case has("same server_uuid/server_id", "same server_id"):
+		return say("another replica of the source has the relay's server id or UUID: give the relay another server id")
+	case has("binary log is not open"):
+		return say("the source writes no binary log: set log_bin there")
+	case has("could not find first log file"):
+		return gap("it does not have the file any more that the archive goes on in")
+	case has("not in the master's binlog"):
+		return gap("it does not have the last group of the archive")
+	case has("purged", "not found in the binlog"):
+		return gap("it has purged what the archive needs next")
+	case has("impossible position", "position > file size", "beyond"):
+		return gap("its log ends before the archive's: it lost groups that are published here, by a restore or, with sync_binlog=0, by a crash")
+	case has("bogus data", "checksum", "event truncated", "exceeded max_allowed_packet"):
+		return gap("its file has other bytes where the archive's ends")
+	}
+	return say("the source can't send its log")
 }

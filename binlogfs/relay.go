@@ -3,7 +3,6 @@ package binlogfs
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -46,10 +45,17 @@ func NewRelay(l *Log, o PullOptions, kept *SourceSettings, keep func(SourceSetti
 	if err != nil {
 		return nil, err
 	}
-	if kept != nil {
+	r := &Relay{l: l, p: p, log: p.o.Logger, keep: keep, password: password, failed: make(chan struct{}), changing: make(chan struct{}, 1)}
+	switch {
+	case kept == nil:
+	case kept.Only:
+		there := *kept
+		there.Only = false
+		r.order(p, there)
+	default:
 		p.ordered = kept.Sources[0] // an operator chose it
 	}
-	return &Relay{l: l, p: p, log: p.o.Logger, keep: keep, password: password, failed: make(chan struct{}), changing: make(chan struct{}, 1)}, nil
+	return r, nil
 }
 
 func (r *Relay) puller() *Puller {
@@ -110,9 +116,18 @@ func (r *Relay) takeChange(ctx context.Context) (give func(), err error) {
 	case r.changing <- struct{}{}:
 		return func() { <-r.changing }, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("another change of the source is under way: %w", ctx.Err())
+		return nil, &lateError{"another change of the source is under way: try again when that has ended", ctx.Err()}
 	}
 }
+
+// lateError is a context's end in other words than Go's.
+type lateError struct {
+	text  string
+	cause error
+}
+
+func (e *lateError) Error() string { return e.text }
+func (e *lateError) Unwrap() error { return e.cause }
 
 // Stop ends pulling and waits until it has ended. It returns the error of
 // pulling that had ended before, or that of ctx when another change did not end

@@ -25,7 +25,12 @@ func api(s calls, m *mountProcess) http.Handler {
 	if m.relay != nil {
 		relayAPI(open, h, relayControl{m.relay})
 		open.Handle("GET /v1/binlog/relay", h.Call(func(*http.Request) (any, error) { return m.relay.status(), nil }))
+	} else {
+		open.Handle("GET /v1/binlog/relay", h.Call(m.noRelay))
 	}
+	open.Handle("/", h.Call(func(r *http.Request) (any, error) {
+		return nil, fmt.Errorf("the process that serves %s does not know the request %s: it is of another release than this command", m.name(), r.URL.Path)
+	}))
 	return mux
 }
 

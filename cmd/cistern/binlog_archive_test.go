@@ -272,6 +272,10 @@ func TestBinlog_BadInput_OneSentenceRightStatus(t *testing.T) {
 		}
 	}
 	in := []string{"--dir", "logs"}
+	users := p.path("users")
+	if err := os.WriteFile(users, []byte("u:native:read:secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		status int
 		want   string
@@ -298,6 +302,12 @@ func TestBinlog_BadInput_OneSentenceRightStatus(t *testing.T) {
 		{2, "is not a directory", append(in, "fetch", u, encrypted)},
 		{2, "not both", append(in, "fetch", u, p.path("to"), "mysql-bin.000001", "--from", "mysql-bin.000001")},
 		{2, "comes after", append(in, "fetch", u, p.path("to"), "--from", "mysql-bin.000002", "--to", "mysql-bin.000001")},
+		{1, "nothing lies before 2000-01-01", append(in, "replay", u, "--listen", "127.0.0.1:0", "--users-file", users, "--until-time", "2000-01-01T12:00:00Z")},
+		{1, "no relay of " + u + " runs on this machine", []string{"status", u}},
+		{1, "no relay of " + u + " runs on this machine", []string{"stop", u}},
+		{1, "no relay of " + u + " runs on this machine", []string{"source", "start", u}},
+		{1, "the group 9-9-9, where the archive ends at", append(in, "mark", u, "nightly", "9-9-9")},
+		{2, "it is not a whole number", append(in, "replay", u, "--server-id", "x")},
 		{1, "no file is called x", append(in, "verify", u, "x")},
 		{2, "say what to delete", append(in, "purge", u)},
 		{2, "is no time before now", append(in, "purge", u, "--before", "-soon")},

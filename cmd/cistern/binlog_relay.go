@@ -85,6 +85,7 @@ of the file that --config names. SIGTERM and SIGINT end the relay.`,
 	f.StringVar(&r.own.Name, "binlog-name", "binlog", "name of the files in own mode, without their numbers")
 	f.Var(&r.most, "max-binlog-size", "size from which on a file in own mode is followed by the next, up to 1G")
 	f.Var(&r.failover, "failover", "how long the source must be lost before another takes its place; 0: never")
+	f.BoolVar(&r.pull.Restored, "accept-restored-source", false, "go on in a new epoch when the source's files are others than they were and it has every group that is published")
 	r.serve.flags(f)
 	f.Var(&r.unit, "fragment-unit", "what the parts of an open group are counted in")
 	f.Int64Var(&r.size, "fragment-size", 0, "how many make a part that goes to the bucket before the group ends; 0: parts of 1 MiB")
@@ -363,21 +364,3 @@ func (r *relayed) showTo(ctx context.Context, fs shown, end binlogfs.Position, f
 	}
 	return err
 }
-
-// unshown is a volume that no directory shows.
-type unshown struct {
-	done chan struct{} // closed by the first Unmount
-	once sync.Once
-}
-
-func (*unshown) Dir() string             { return "" }
-func (u *unshown) Done() <-chan struct{} { return u.done }
-
-func (u *unshown) Unmount() error {
-	u.once.Do(func() { close(u.done) })
-	return nil
-}
-
-func (u *unshown) Detach() error                               { return u.Unmount() }
-func (*unshown) Invalidate(gateway.InodeID) error              { return nil }
-func (*unshown) InvalidateEntry(gateway.InodeID, string) error { return nil }

@@ -77,6 +77,10 @@ func (a *app) replay(ctx context.Context, b *binlogArchive, so binlogfs.ServerOp
 	if err != nil {
 		return err
 	}
+	if last, _ := b.End(); end == last && until.time != "" {
+		files := b.Files()
+		a.note("the archive ends before --until-time, with a group of %s: all of it is served", showTime(files[len(files)-1].LastTime))
+	}
 	err = a.say("serving the log up to %06d/%s:%d on %v", end.Epoch, end.File, end.Offset, s.addr)
 	if err == nil {
 		select {
@@ -85,6 +89,26 @@ func (a *app) replay(ctx context.Context, b *binlogArchive, so binlogfs.ServerOp
 		}
 	}
 	return errors.Join(err, s.close())
+}
+
+// untilTime is the end of the last group before a time.
+func (b *binlogArchive) untilTime(ctx context.Context, t time.Time, last binlogfs.Position) (binlogfs.Position, error) {
+	found, err := binlogfs.FindTime(ctx, b, t)
+	if errors.Is(err, binlogfs.ErrNotFound) {
+		return last, nil // it ends before
+	}
+	if err != nil {
+		return last, err
+	}
+	first, err := binlogfs.FindTime(ctx, b, time.Unix(0, 0))
+	if err != nil {
+		return last, err
+	}
+	if found.Position == first.Position {
+		return last, fmt.Errorf("%w: the first group of the archive, in %06d/%s, is of %s, and nothing lies before %s", binlogfs.ErrNotFound,
+			first.Epoch, first.File, showTime(found.Time), showTime(t))
+	}
+	return found.Position, nil
 }
 
 // until finds the end of a replay.
@@ -102,14 +126,7 @@ func (b *binlogArchive) until(ctx context.Context, u replayUntil) (binlogfs.Posi
 		if err != nil {
 			return last, usage(fmt.Errorf("the time to go to: %w", err))
 		}
-		found, err := binlogfs.FindTime(ctx, b, t)
-		if errors.Is(err, binlogfs.ErrNotFound) {
-			return last, nil // it ends before
-		}
-		if err != nil {
-			return last, err
-		}
-		return found.Position, nil
+		return b.untilTime(ctx, t, last)
 	case u.position != "":
 		file, offset, ok := binlogfs.ParsePlace(u.position)
 		if !ok {

@@ -63,12 +63,21 @@ func (k *keptSource) load(log *slog.Logger) (*binlogfs.SourceSettings, error) {
 	if err := json.Unmarshal(body, &d); err != nil || d.Format != keptSourceFormat || len(d.Settings.Sources) == 0 {
 		return nil, fmt.Errorf("%s is not what a relay has written (%v): remove it, and change the source again", k.file, err)
 	}
-	if !reflect.DeepEqual(d.Options, k.options) {
+	// A time that was given otherwise since is no other source.
+	was, s := d.Options, d.Settings
+	for _, t := range []struct{ was, now, kept *time.Duration }{
+		{&was.Heartbeat, &k.options.Heartbeat, &s.Heartbeat}, {&was.RetryMax, &k.options.RetryMax, &s.RetryMax},
+	} {
+		if *t.was != *t.now {
+			*t.was, *t.kept = *t.now, *t.now
+		}
+	}
+	if !reflect.DeepEqual(was, k.options) {
 		log.Warn("the source was changed by a command, and the relay's options have changed since: the options count", "changed", d.Settings.Sources, "options", k.options.Sources)
 		return nil, nil
 	}
-	log.Info("the source is the one that a command has changed it to", "sources", d.Settings.Sources, "file", k.file)
-	return &d.Settings, nil
+	log.Info("the source is the one that a command has changed it to", "sources", s.Sources, "file", k.file)
+	return &s, nil
 }
 
 // save stores changes durably.
@@ -132,7 +141,7 @@ func relayAPI(mux *http.ServeMux, h control.Handlers, c relayControl) {
 
 // tellRelay calls a function of the relay that runs on this machine.
 func (a *app) tellRelay(ctx context.Context, vol, path string, q url.Values, body any) (s binlogfs.RelayStatus, err error) {
-	owner, err := a.relayOf(ctx, vol)
+	owner, _, err := a.relayOf(ctx, vol)
 	if err != nil {
 		return s, err
 	}
@@ -147,24 +156,29 @@ func (a *app) tellRelay(ctx context.Context, vol, path string, q url.Values, bod
 	return s, owner.Call(ctx, http.MethodPost, "/v1/binlog/"+path, q, in, &s)
 }
 
-// relayOf finds the relay of a volume.
-func (a *app) relayOf(ctx context.Context, vol string) (*control.Client, error) {
+// relayOf finds the relay of a volume, and how it is.
+func (a *app) relayOf(ctx context.Context, vol string) (owner *control.Client, s binlogfs.RelayStatus, err error) {
 	t, err := a.resolve(vol)
 	if err != nil {
-		return nil, err
+		return nil, s, err
 	}
-	owner, err := a.owner(ctx, t)
-	if err != nil {
-		return nil, err
+	if owner, err = a.owner(ctx, t); err != nil {
+		return nil, s, err
 	}
 	if owner == nil {
-		return nil, fmt.Errorf("no process of this machine serves %s: start `cistern binlog relay`", vol)
+		return nil, s, fmt.Errorf("no relay of %s runs on this machine: `cistern binlog relay` starts one", vol)
 	}
-	var s binlogfs.RelayStatus
-	if err := owner.Call(ctx, http.MethodGet, "/v1/binlog/relay", nil, nil, &s); err != nil {
-		return nil, fmt.Errorf("the process that serves %s has no relay: %w", vol, err)
+	err = owner.Call(ctx, http.MethodGet, "/v1/binlog/relay", nil, nil, &s)
+	return owner, s, err
+}
+
+// noRelay answers for a process in which none runs.
+func (m *mountProcess) noRelay(*http.Request) (any, error) {
+	at := m.name()
+	if dir := m.fs.Dir(); dir != "" {
+		at += " on " + text(dir).shown()
 	}
-	return owner, nil
+	return nil, fmt.Errorf("process %d serves %s, and no relay runs in it: end it, and start `cistern binlog relay`", os.Getpid(), at)
 }
 
 func (a *app) binlogSourceCommand() *cobra.Command {
@@ -298,7 +312,7 @@ for 10 seconds, it leaves the rest in the journal and exits with 5.`,
 	}
 	c.Flags().BoolVar(&noWait, "no-wait", false, "leave what is not committed in the journal")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
-		owner, err := a.relayOf(ctx, args[0])
+		owner, _, err := a.relayOf(ctx, args[0])
 		if err != nil {
 			return err
 		}

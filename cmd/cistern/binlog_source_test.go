@@ -35,6 +35,10 @@ func TestKeptSource_SavedAndLoaded_UntilTheOptionsChange(t *testing.T) {
 	if st, err := os.Stat(k.file); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", st.Mode(), err)
 	}
+	k.options.Heartbeat = 3 * time.Second
+	if s, err := k.load(quietLogger()); err != nil || s == nil || s.Sources[0] != "b:2" || s.Heartbeat != 3*time.Second {
+		t.Errorf("with another heartbeat: %+v, %v", s, err)
+	}
 	k.options.Sources = []string{"c:3"}
 	if s, err := k.load(quietLogger()); s != nil || err != nil {
 		t.Errorf("with other options: %+v, %v", s, err)
@@ -151,7 +155,7 @@ func TestBinlogRelay_ControlledByClientAndCommands(t *testing.T) {
 	want(r.cistern(t, "stop", r.url), "has ended")
 	want(r.cistern(t, "verify", r.url, "--dir", "logs"), "0 problems")
 	want(r.cistern(t, "list", r.url, "--dir", "logs"), "binlog.000001", "binlog.000003")
-	want(r.cistern(t, "stop", r.url), "no process of this machine")
+	want(r.cistern(t, "stop", r.url), "no relay of")
 }
 
 // statusAnyway is status, also of a relay that has stopped.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"net/http"
 	"strconv"
 	"time"
 
@@ -25,20 +24,9 @@ does not pull.`,
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
-		t, err := a.resolve(args[0])
+		_, s, err := a.relayOf(ctx, args[0])
 		if err != nil {
 			return err
-		}
-		owner, err := a.owner(ctx, t)
-		if err != nil {
-			return err
-		}
-		if owner == nil {
-			return fmt.Errorf("no process of this machine serves %s: start `cistern binlog relay`", args[0])
-		}
-		var s binlogfs.RelayStatus
-		if err := owner.Call(ctx, http.MethodGet, "/v1/binlog/relay", nil, nil, &s); err != nil {
-			return fmt.Errorf("the process that serves %s has no relay: %w", args[0], err)
 		}
 		if asJSON {
 			err = a.printJSON(s)

@@ -204,6 +204,17 @@ func (a *app) effective(f *configFile) ([]shownSetting, error) {
 	if err != nil {
 		return nil, usage(err)
 	}
+	if slices.ContainsFunc(raw, func(s config.RawSection) bool { return s.Name == "relay" }) {
+		relay := a.binlogRelayCommand().Flags()
+		if err := config.Apply(relay, a.lookup, f.path, f.text, "relay", notSettings()...); err != nil {
+			return nil, usage(err)
+		}
+		relay.VisitAll(func(f *pflag.Flag) {
+			if v := f.Value.String(); !f.Hidden && v != "" && v != "[]" && !slices.Contains(notSettings(), f.Name) {
+				add("relay", strings.ReplaceAll(f.Name, "-", "_"), v, !f.Changed)
+			}
+		})
+	}
 	for _, s := range raw {
 		if s.Name != sectionS3 && s.Name != sectionGCS && s.Name != sectionEncryption {
 			continue

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -103,5 +104,18 @@ func sentence(err error) string {
 		// Go's own errors begin with the name of a system call.
 		text = strings.Replace(text, path.Error(), path.Path+": "+path.Err.Error(), 1)
 	}
-	return strings.ReplaceAll(text, "\n", "; ")
+	return strings.ReplaceAll(plainWords(text), "\n", "; ")
+}
+
+// plainWords says in a user's words what Go's packages say in their own.
+func plainWords(text string) string {
+	for _, w := range []struct{ from, to string }{
+		{`strconv\.Parse(Int|Uint)|strconv\.Atoi`, "a whole number"},
+		{`strconv\.ParseFloat`, "a number"},
+		{`strconv\.ParseBool`, "true or false"},
+	} {
+		text = regexp.MustCompile(`(`+w.from+`): parsing ("(?:[^"\\]|\\.)*"): invalid syntax`).ReplaceAllString(text, "it is not "+w.to)
+		text = regexp.MustCompile(`(`+w.from+`): parsing ("(?:[^"\\]|\\.)*"): value out of range`).ReplaceAllString(text, "it is too large or too small")
+	}
+	return strings.NewReplacer("context deadline exceeded", "it took too long", "context canceled", "it was interrupted").Replace(text)
 }

@@ -52,6 +52,21 @@ func TestSentence_OneLineWithoutSystemCall(t *testing.T) {
 	}
 }
 
+func TestSentence_NoneOfGosWords(t *testing.T) {
+	for from, want := range map[string]string{
+		`invalid argument "x" for "--server-id" flag: strconv.ParseUint: parsing "x": invalid syntax`:                       `invalid argument "x" for "--server-id" flag: it is not a whole number`,
+		`invalid argument "9\"9" for "--n" flag: strconv.Atoi: parsing "9\"9": invalid syntax`:                              `invalid argument "9\"9" for "--n" flag: it is not a whole number`,
+		`invalid argument "5000000000" for "--server-id" flag: strconv.ParseUint: parsing "5000000000": value out of range`: `invalid argument "5000000000" for "--server-id" flag: it is too large or too small`,
+		`invalid argument "y" for "--json" flag: strconv.ParseBool: parsing "y": invalid syntax`:                            `invalid argument "y" for "--json" flag: it is not true or false`,
+		"ask the mount: context deadline exceeded":                                                                          "ask the mount: it took too long",
+		"read x: context canceled": "read x: it was interrupted",
+	} {
+		if got := sentence(errors.New(from)); got != want {
+			t.Errorf("%s\n got %s\nwant %s", from, got, want)
+		}
+	}
+}
+
 func TestLookUpMount_NewestWinsAndEscapesAreUndone(t *testing.T) {
 	const table = `22 1 8:1 / / rw - ext4 /dev/sda1 rw
 40 22 0:40 / /a\040b rw,nosuid - fuse.cistern file:///x\040y rw

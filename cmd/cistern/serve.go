@@ -211,7 +211,7 @@ type shown interface {
 // show mounts the volume where it is to be seen.
 func (m *mountProcess) show(ctx context.Context) error {
 	if m.o.dir == "" {
-		m.fs = &unshown{done: make(chan struct{})}
+		m.fs = newUnshown()
 		return nil
 	}
 	s, err := m.v.mount(ctx, m.o.dir, m.o.fuse)
@@ -219,6 +219,9 @@ func (m *mountProcess) show(ctx context.Context) error {
 		return err // not s: a nil pointer in an interface is not nil
 	}
 	m.fs = s
+	if m.relay != nil {
+		m.fs = showRelay(s, m.log)
+	}
 	return nil
 }
 
@@ -348,7 +351,11 @@ func (m *mountProcess) readWarnings(ctx context.Context) (end func(log bool)) {
 
 // ready tells whoever waits for the mount.
 func (m *mountProcess) ready() {
-	m.log.Info("mounted", "volume", m.name(), "directory", m.fs.Dir(), "state", m.o.state, "durability", m.v.Status().Durability)
+	began := "mounted"
+	if m.relay != nil {
+		began = "relaying"
+	}
+	m.log.Info(began, "volume", m.name(), "directory", m.fs.Dir(), "state", m.o.state, "durability", m.v.Status().Durability)
 	if m.o.readyFD < 0 {
 		if err := m.a.say("%s: ready", m.o.what(m.name())); err != nil {
 			m.log.Warn("nobody reads that the mount is ready", "error", err)

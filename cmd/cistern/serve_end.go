@@ -123,7 +123,11 @@ func (m *mountProcess) close(ctx context.Context) error {
 	m.mu.Unlock()
 	switch {
 	case err == nil:
-		m.log.Info("unmounted; everything is in the bucket", "volume", m.name())
+		ended := "unmounted"
+		if m.relay != nil {
+			ended = "the relay has ended"
+		}
+		m.log.Info(ended+"; everything is in the bucket", "volume", m.name())
 	case noWait && errors.Is(err, gateway.ErrUncommitted):
 		m.log.Warn("unmounted as told without waiting", "left", err)
 	}

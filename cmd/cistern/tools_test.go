@@ -372,3 +372,21 @@ func TestVolumesIn_AnyDirectory(t *testing.T) {
 		t.Errorf("%v", names)
 	}
 }
+
+func TestConfig_Show_TheRelaysSection(t *testing.T) {
+	p := newPlace(t)
+	conf := p.path("relay.cnf")
+	if err := os.WriteFile(conf, []byte("[relay]\nsource = db1:3306\nserver_id = 77\nack = bucket\ncache_size = 3G\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.env["CISTERN_HEARTBEAT"] = "2s"
+	list := decode[[]shownSetting](t, p.must("config", "show", "--json", conf))
+	for _, want := range []shownSetting{
+		{"relay", "source", "[db1:3306]", false}, {"relay", "server_id", "77", false}, {"relay", "ack", "bucket", false}, {"relay", "heartbeat", "2s", false},
+		{"relay", "cache_size", "3G", false}, {"relay", "mode", "mirror", true}, {"mount", "cache_size", "2G", true},
+	} {
+		if !slices.Contains(list, want) {
+			t.Errorf("%+v is not in %+v", want, list)
+		}
+	}
+}

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/cisternfs/cistern/binlogfs"
 	"github.com/cisternfs/cistern/internal/control"
 	"github.com/cisternfs/cistern/internal/progress"
 )
@@ -51,6 +52,10 @@ the mount stays.`,
 		}
 		if owner == nil {
 			return a.dropDead(t, m, r)
+		}
+		var s binlogfs.RelayStatus
+		if owner.Call(ctx, http.MethodGet, "/v1/binlog/relay", nil, nil, &s) == nil {
+			return usage(fmt.Errorf("a relay shows its volume on %s: `umount %s` takes the directory away and the relay goes on, `cistern binlog stop %s` ends both", m.dir, m.dir, t.url))
 		}
 		last, err := a.shutdown(ctx, owner, noWait)
 		// It stays while programs use it; otherwise what it used is free from here on.
