@@ -38,6 +38,7 @@ type FileInfo struct {
 	LastTime  time.Time `json:"last_time,omitzero"`
 	Previous  string    `json:"previous_gtids"` // state at the beginning
 	Added     string    `json:"added_gtids"`    // state after the groups of this file alone
+	Ordered   bool      `json:"ordered,omitempty"` // all groups have GTIDs, and MariaDB's numbers ascended within domains
 	Groups    int64     `json:"groups"`
 	Events    int64     `json:"events"`
 	Index     []Mark    `json:"index,omitempty"`
@@ -49,7 +50,14 @@ type Mark struct {
 	Time   time.Time `json:"time"`
 	GTID   string    `json:"gtid,omitempty"`
 	Groups int64     `json:"groups"` // before it in the file
+	// State has the GTIDs of the file's groups before it, of MariaDB's the last of each
+	// domain. It is empty where there is none, where the file was not Ordered up to
+	// there, and where it would be long.
+	State string `json:"state,omitempty"`
 }
+
+// maxMarkState bounds Mark.State, in bytes: a file has a mark a MiB.
+const maxMarkState = 2048
 
 // Path is where the file lies below the relay's directory.
 func (f *FileInfo) Path() string { return epochDir(f.Epoch) + "/" + f.Name }
@@ -86,11 +94,17 @@ func readCatalogue(ctx context.Context, t Tree, dir string, epoch uint32, name s
 }
 
 // mark enters a group into the index when the last entry is far enough back.
-func (f *FileInfo) mark(offset int64, at time.Time, g GTID) {
+func (f *FileInfo) mark(offset int64, at time.Time, g GTID, before *GTIDState) {
 	if n := len(f.Index); n > 0 && offset-f.Index[n-1].Offset < indexEvery {
 		return
 	}
-	f.Index = append(f.Index, Mark{Offset: offset, Time: at, GTID: g.String(), Groups: f.Groups})
+	m := Mark{Offset: offset, Time: at, GTID: g.String(), Groups: f.Groups}
+	if before != nil {
+		if m.State = before.Position(); len(m.State) > maxMarkState {
+			m.State = ""
+		}
+	}
+	f.Index = append(f.Index, m)
 }
 
 // before returns the place of the last indexed group for which past says no, or

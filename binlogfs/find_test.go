@@ -157,7 +157,7 @@ func newSynthetic(n int) *synthetic {
 			f.Previous = fmt.Sprintf("0-%d-%d", syntheticServer, first-1)
 		}
 		for g := range syntheticGroups {
-			f.mark(int64(g+16)*syntheticGroup, at(g), GTID{Flavor: MariaDB, ServerID: syntheticServer, Number: first + uint64(g)})
+			f.mark(int64(g+16)*syntheticGroup, at(g), GTID{Flavor: MariaDB, ServerID: syntheticServer, Number: first + uint64(g)}, nil)
 			f.Groups++
 		}
 		s.files = append(s.files, f)

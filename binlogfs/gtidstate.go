@@ -253,6 +253,12 @@ func (s *GTIDState) Last(domain uint32) GTID {
 	return GTID{}
 }
 
+// follows says whether the groups so far and one more are told apart by their GTIDs,
+// of MariaDB's by the last one of each domain.
+func (s *GTIDState) follows(g GTID) bool {
+	return !g.Zero() && (s.flavor == MySQL || g.Number > s.Last(g.Domain).Number)
+}
+
 // Domains returns MariaDB's domains in ascending order.
 func (s *GTIDState) Domains() []uint32 { return slices.Sorted(maps.Keys(s.domains)) }
 

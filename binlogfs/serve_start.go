@@ -296,6 +296,9 @@ func (s *skipper) jump(f *FileInfo) int64 {
 	if len(f.Index) == 0 || s.limited || s.have != nil && len(s.wait) > 0 {
 		return at
 	}
+	if at = s.jumpByState(f); at > int64(len(magic)) {
+		return at
+	}
 	first, err := ParseGTID(f.Flavor, f.Index[0].GTID)
 	if err != nil {
 		return at
@@ -314,6 +317,44 @@ func (s *skipper) jump(f *FileInfo) int64 {
 		at = m.Offset
 	}
 	return at
+}
+
+// jumpByState is jump by what the marks say of the groups before them, also of several
+// domains and servers.
+func (s *skipper) jumpByState(f *FileInfo) int64 {
+	at := int64(len(magic))
+	var seen []uint32 // domains whose wanted group lies before the mark
+	for _, m := range f.Index {
+		before, err := ParseGTIDState(f.Flavor, m.State)
+		if err != nil || m.State == "" && m.Groups > 0 || f.Flavor == MySQL && (s.have == nil || !s.have.Contains(before)) {
+			break
+		}
+		ended, all := s.endedBefore(before)
+		if !all {
+			break
+		}
+		at, seen = m.Offset, ended
+	}
+	for _, d := range seen {
+		delete(s.wait, d)
+	}
+	return at
+}
+
+// endedBefore says whether a replica of MariaDB's has all groups up to a state in
+// which numbers ascend, and in which domains it has exactly those.
+func (s *skipper) endedBefore(state *GTIDState) (ended []uint32, all bool) {
+	for _, d := range state.Domains() {
+		want, ok := s.wait[d]
+		last := state.Last(d)
+		if !ok || want.Number < last.Number || want.Number == last.Number && want != last {
+			return nil, false
+		}
+		if want == last {
+			ended = append(ended, d)
+		}
+	}
+	return ended, true
 }
 
 // coversBefore says whether all groups from first up to g, without g, are to be

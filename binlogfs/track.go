@@ -144,6 +144,7 @@ func (t *tracker) finish() (boundary bool, err error) {
 	case replication.FORMAT_DESCRIPTION_EVENT:
 		t.info.Server, t.info.Flavor, t.info.Checksum, t.info.ServerID = t.format.Server, t.format.Flavor, t.format.Checksum, h.ServerID
 		t.noGTIDs(t.format.Flavor)
+		t.info.Ordered = true
 	case replication.PREVIOUS_GTIDS_EVENT, replication.MARIADB_GTID_LIST_EVENT:
 		if t.prev, err = DecodePreviousGTIDs(t.format.Flavor, t.body); err != nil {
 			return false, fmt.Errorf("%s at %d: %w", t.info.Name, t.end, err)
@@ -166,7 +167,12 @@ func (t *tracker) finish() (boundary bool, err error) {
 // endGroup counts the group that has just ended.
 func (t *tracker) endGroup() {
 	g := t.groups.GTID()
-	t.info.mark(t.began, t.at, g)
+	before := t.added
+	if !t.info.Ordered {
+		before = nil
+	}
+	t.info.mark(t.began, t.at, g, before)
+	t.info.Ordered = t.info.Ordered && t.added.follows(g)
 	t.info.Groups++
 	if t.info.FirstTime.IsZero() || t.at.Before(t.info.FirstTime) {
 		t.info.FirstTime = t.at
