@@ -222,7 +222,11 @@ func (p *Puller) run(ctx context.Context) error {
 		}
 		if told == "" {
 			told = err.Error()
-			p.o.Logger.Warn("the source is lost; trying again", "error", err)
+			what := "the source is lost; trying again"
+			if errors.Is(err, gateway.ErrNoSpace) || errors.Is(err, gateway.ErrQuota) {
+				what = "there is no room for what the source sends; trying again"
+			}
+			p.o.Logger.Warn(what, "error", err)
 		}
 		p.update(func(s *PullStatus) { s.Reconnects++ })
 		t := time.NewTimer(wait/2 + rand.N(wait/2+1))
@@ -476,8 +480,8 @@ func hopeless(err error) bool {
 	var f *fatalError
 	var t *transientError
 	switch {
-	case errors.As(err, &t):
-		return false
+	case errors.As(err, &t), errors.Is(err, gateway.ErrNoSpace), errors.Is(err, gateway.ErrQuota):
+		return false // room comes without a restart
 	case errors.As(err, &f):
 		return true
 	}

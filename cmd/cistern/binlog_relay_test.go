@@ -27,6 +27,7 @@ type relayTest struct {
 	binary, url, state, mount string
 	source                    *dbtest.Server
 	args                      []string
+	global                    []string // flags that every command needs
 	proc                      *harness.Process
 }
 
@@ -83,7 +84,7 @@ func (r *relayTest) kill(t *testing.T) {
 
 func (r *relayTest) status(t *testing.T) (s binlogfs.RelayStatus) {
 	t.Helper()
-	out, err := harness.Run(t.Context(), "", r.binary, "binlog", "status", r.url, "--json")
+	out, err := harness.Run(t.Context(), "", append([]string{r.binary, "binlog", "status", r.url, "--json"}, r.global...)...)
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &s)
 	}
