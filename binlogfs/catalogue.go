@@ -36,8 +36,8 @@ type FileInfo struct {
 	Checksum  bool      `json:"checksum"` // events end with a CRC32
 	FirstTime time.Time `json:"first_time,omitzero"`
 	LastTime  time.Time `json:"last_time,omitzero"`
-	Previous  string    `json:"previous_gtids"` // state at the beginning
-	Added     string    `json:"added_gtids"`    // state after the groups of this file alone
+	Previous  string    `json:"previous_gtids"`    // state at the beginning
+	Added     string    `json:"added_gtids"`       // state after the groups of this file alone
 	Ordered   bool      `json:"ordered,omitempty"` // all groups have GTIDs, and MariaDB's numbers ascended within domains
 	Groups    int64     `json:"groups"`
 	Events    int64     `json:"events"`

@@ -124,7 +124,7 @@ type Puller struct {
 
 	current int       // index of the source in use
 	lost    time.Time // when it was lost; zero while it is not
-	corrupt Position  // where corrupt bytes made the connection end last
+	corrupt *Position // where corrupt bytes made the connection end last; nil: nowhere yet
 
 	cut      chan chan error // asks for a new file, see Relay.Cut
 	ordered  string          // a source that an operator chose: it need not wait until the other is lost
@@ -298,6 +298,9 @@ func (p *Puller) pull(ctx context.Context, addr string) (streamed bool, err erro
 		file, offset = "", 0
 	}
 	if err := p.ask(ctx, s, file, offset, newEpoch); err != nil {
+		if last == nil {
+			err = beginning(err)
+		}
 		return false, p.restored(err, newEpoch)
 	}
 	a, err := p.l.Append(ctx, s.source, newEpoch, s.ack)
@@ -320,9 +323,9 @@ func (p *Puller) pull(ctx context.Context, addr string) (streamed bool, err erro
 	if cerr := a.Close(late); cerr != nil && ctx.Err() == nil {
 		err = errors.Join(err, &fatalError{fmt.Errorf("the archive can't be written to: %w", cerr)})
 	}
-	if errors.Is(err, ErrCorrupt) && p.corrupt != end {
+	if errors.Is(err, ErrCorrupt) && (p.corrupt == nil || *p.corrupt != end) {
 		// A connection may garble; the same twice is the source's.
-		p.corrupt = end
+		p.corrupt = &end
 		err = &transientError{err}
 	}
 	return true, p.restored(err, newEpoch)

@@ -37,7 +37,7 @@ func TestPuller_SourceRestored_StopsOrBeginsAnEpoch(t *testing.T) {
 		more   []string
 		want   []string
 	}{
-		{"its log is shorter", nil, []string{"reset master"}, []string{"its log ends before the archive's", restoredWay}},
+		{"its log is shorter", nil, []string{"reset master"}, []string{"the source's log ends before the archive's", restoredWay}},
 		{"its log is longer", nil, []string{"insert into d.t(s) values (repeat('y', 20000))", "insert into d.t(s) values (repeat('z', 20000))"}, []string{"it began its mysql-bin.000001 at ", "other bytes"}},
 		{"it lacks what is published", restored, []string{"reset master"}, []string{"the source lacks what it had logged", "--dir"}},
 	} {

@@ -184,7 +184,7 @@ func TestPuller_BadSources_StopWithASentence(t *testing.T) {
 		want   string
 	}{
 		{"binary log off", silent, nil, nil, "writes no binary log: set log_bin"},
-		{"unknown GTID", s, nil, func(o *PullOptions) { o.Start = Start{GTID: "0-77-1000"} }, "has purged what the archive needs next"},
+		{"unknown GTID", s, nil, func(o *PullOptions) { o.Start = Start{GTID: "0-77-1000"} }, "does not have the last group that it is asked to go on from"},
 		{"no GTID", s, nil, func(o *PullOptions) { o.Start = Start{GTID: "nonsense"} }, "nonsense"},
 		{"another cluster's archive", s, func(t *testing.T, l *Log) {
 			other := dbtest.Start(t, dbtest.MariaDB1011)

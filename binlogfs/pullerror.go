@@ -70,6 +70,27 @@ const restoredWay = `if it was restored, see "A source that was restored" in doc
 // seconds is a time as events have it, for a message.
 func seconds(t uint32) string { return time.Unix(int64(t), 0).UTC().Format(time.RFC3339) }
 
+// gapError is ErrGap as a source told it.
+type gapError struct {
+	what string
+	my   *mysql.MyError
+}
+
+func (e *gapError) Error() string {
+	return fmt.Sprintf("%v: %s; %s: %v", ErrGap, e.what, restoredWay, e.my)
+}
+func (e *gapError) Unwrap() []error { return []error{ErrGap, e.my} }
+
+// beginning is an error of a source from which an empty archive is to begin: no log
+// goes on there.
+func beginning(err error) error {
+	var gap *gapError
+	if errors.As(err, &gap) {
+		return &fatalError{fmt.Errorf("%s: %w", gap.what, gap.my)}
+	}
+	return err
+}
+
 // explainDump tells the reasons of error 1236 apart, which has only a text.
 func explainDump(my *mysql.MyError) error {
 	text := strings.ToLower(my.Message)
@@ -77,24 +98,22 @@ func explainDump(my *mysql.MyError) error {
 		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(text, w) })
 	}
 	say := func(what string) error { return &fatalError{fmt.Errorf("%s: %w", what, my)} }
-	gap := func(what string) error {
-		return &fatalError{fmt.Errorf("%w: %s; %s: %w", ErrGap, what, restoredWay, my)}
-	}
+	gap := func(what string) error { return &fatalError{&gapError{what, my}} }
 	switch {
 	case has("same server_uuid/server_id", "same server_id"):
 		return say("another replica of the source has the relay's server id or UUID: give the relay another server id")
 	case has("binary log is not open"):
 		return say("the source writes no binary log: set log_bin there")
 	case has("could not find first log file"):
-		return gap("it does not have the file any more that the archive goes on in")
+		return gap("the source does not have the file (any more) that it is asked for")
 	case has("not in the master's binlog"):
-		return gap("it does not have the last group of the archive")
+		return gap("the source does not have the last group that it is asked to go on from")
 	case has("purged", "not found in the binlog"):
-		return gap("it has purged what the archive needs next")
+		return gap("the source has purged what the archive needs next")
 	case has("impossible position", "position > file size", "beyond"):
-		return gap("its log ends before the archive's: it lost groups that are published here, by a restore or, with sync_binlog=0, by a crash")
+		return gap("the source's log ends before the archive's: it lost groups that are published here, by a restore or, with sync_binlog=0, by a crash")
 	case has("bogus data", "checksum", "event truncated", "exceeded max_allowed_packet"):
-		return gap("its file has other bytes where the archive's ends")
+		return gap("the source's file has other bytes where the archive's ends")
 	}
 	return say("the source can't send its log")
 }
