@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/config"
@@ -90,6 +91,15 @@ func (a *app) command(c *cobra.Command, f func(ctx context.Context, c *cobra.Com
 
 // badUsage is an error of a command line, with where its help is.
 func badUsage(c *cobra.Command, err error) error {
+	var n *strconv.NumError
+	var bad *pflag.InvalidValueError
+	if errors.As(err, &bad) && errors.As(err, &n) {
+		why := "is no number"
+		if errors.Is(n, strconv.ErrRange) {
+			why = "is out of range"
+		}
+		err = fmt.Errorf("--%s %s: %s", bad.GetFlag().Name, bad.GetValue(), why)
+	}
 	return fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())
 }
 
@@ -181,6 +191,8 @@ func count[N int | int64 | uint64](n N, one string) string {
 	case n == 1:
 	case strings.HasSuffix(one, "ch"), strings.HasSuffix(one, "ss"):
 		one += "es"
+	case strings.HasSuffix(one, "ry"):
+		one = strings.TrimSuffix(one, "y") + "ies"
 	default:
 		one += "s"
 	}

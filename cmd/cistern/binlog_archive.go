@@ -145,7 +145,7 @@ func showTime(t time.Time) string {
 	if t.IsZero() {
 		return "-"
 	}
-	return t.Local().Format("2006-01-02 15:04:05")
+	return t.Local().Format(timeLayout)
 }
 
 // orDash shows an empty text as a dash.

@@ -66,7 +66,7 @@ func TestApp_Clone_SharesDetachesAndIsDestroyed(t *testing.T) {
 	if lines := decode[[]logLine](t, p.must("log", "--json", one)); len(lines) != 1 {
 		t.Errorf("log of a new clone: %+v", lines)
 	}
-	p.fails(1, u, "cat", fmt.Sprintf("%s@%d", one, made.Commit), "data/big")
+	p.fails(2, u, "cat", fmt.Sprintf("%s@%d", one, made.Commit), "data/big")
 	list := decode[[]cloneLine](t, p.must("clone", "list", "--json", u))
 	if len(list) != 2 || list[0].Lost || list[1].Lost || list[0].URL == list[1].URL {
 		t.Errorf("list: %+v", list)
@@ -147,7 +147,7 @@ func TestApp_Clone_BadInput(t *testing.T) {
 		{2, "say where to", []string{u}},
 		{2, "the volume itself", []string{u, u}},
 		{2, "no such point", []string{u + "@nosuch", p.at("new")}},
-		{1, "has no commit 999", []string{u + "@999", p.at("new")}},
+		{2, "has no commit 999", []string{u + "@999", p.at("new")}},
 		{2, "is a volume already", []string{u, p.at("taken")}},
 		{2, "is not empty", []string{u, p.at("foreign")}},
 		{2, "does not exist", []string{u, p.at("no/such/parent")}},

@@ -11,6 +11,10 @@ import (
 // completions tells shells what arguments and flags may be: mounted
 // directories for a <vol>, the choices of a flag, files for the rest.
 func completions(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	if c, _, err := root.Find([]string{"completion"}); err == nil {
+		c.Args, c.RunE = root.Args, func(c *cobra.Command, _ []string) error { return c.Help() }
+	}
 	for _, c := range root.Commands() {
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			var values []string

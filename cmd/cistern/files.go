@@ -105,7 +105,7 @@ func (a *app) showEntry(e entry, long bool) error {
 	if e.Slots != nil {
 		name += "  " + e.Slots.String()
 	}
-	return a.say("%s %3d %5d %5d %12d %12d %s %s", modeString(e.Mode), e.Nlink, e.UID, e.GID, e.Size, e.Allocated, e.Mtime.Local().Format("2006-01-02 15:04:05"), name)
+	return a.say("%s %3d %5d %5d %12d %12d %s %s", modeString(e.Mode), e.Nlink, e.UID, e.GID, e.Size, e.Allocated, e.Mtime.Local().Format(timeLayout), name)
 }
 
 func (s *slotsInfo) String() string {

@@ -50,7 +50,7 @@ func (o *mountOptions) preflightPoint(ctx context.Context, s *store) error {
 // resolvePoint returns the number of the commit that a target's point names.
 func resolvePoint(ctx context.Context, s *store, t target) (uint64, error) {
 	n, err := gateway.ResolvePoint(ctx, s, t.url.String(), t.point)
-	if errors.Is(err, gateway.ErrPoint) {
+	if errors.Is(err, gateway.ErrPoint) || errors.Is(err, gateway.ErrCollected) {
 		return 0, usage(fmt.Errorf("%w; `cistern log` lists the commits, `cistern snapshot list` the snapshots", err))
 	}
 	return n, err

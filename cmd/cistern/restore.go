@@ -213,7 +213,14 @@ func (a *app) restoreWhole(ctx context.Context, s *store, t target, n uint64, f 
 	if err != nil || plan == nil {
 		return l, err
 	}
-	if l.Reached, err = a.recoverUntil(ctx, t, &f.until, plan); err != nil {
+	l.Reached, err = a.recoverUntil(ctx, t, &f.until, plan)
+	if err == nil {
+		var now *gateway.Summary
+		if now, err = gateway.Summarize(ctx, s, t.url.String()); err == nil {
+			l.Reached.Commit = now.Head.ID.N
+		}
+	}
+	if err != nil {
 		err = fmt.Errorf("commit %d is as commit %d was, but the database did not get to the point that was asked for; what was there before is snapshot %s: %w",
 			l.Commit, l.Restored, l.Snapshot.Name, err)
 	}

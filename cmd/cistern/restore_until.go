@@ -138,10 +138,12 @@ type untilLine struct {
 	GTID string `json:"gtid"`      // where it is now
 	File string `json:"file"`      // of the archive
 	End  int64  `json:"offset"`    // in it
+	// Commit is the volume's last: the database as it was stopped.
+	Commit uint64 `json:"commit"`
 }
 
 func (l *untilLine) say(a *app) error {
-	return a.say("the database went on from %s to %s, which is %s:%d of the log, and was stopped", orDash(l.From), orDash(l.GTID), l.File, l.End)
+	return a.say("the database went on from %s to %s, which is %s:%d of the log, and was stopped: commit %d", orDash(l.From), orDash(l.GTID), l.File, l.End, l.Commit)
 }
 
 // recoverUntil starts a private server on the restored directory and lets it

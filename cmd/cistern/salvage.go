@@ -120,6 +120,11 @@ func findAsides(o *salvageOptions) (asides []gateway.Aside, unlock func(), err e
 	if err != nil {
 		return nil, nil, err
 	}
+	if len(all) == 0 {
+		if _, err := os.Stat(filepath.Join(o.state, ownerName)); errors.Is(err, fs.ErrNotExist) {
+			return nil, nil, usage(fmt.Errorf("%s is no mount's state directory: it has no %s; `cistern status` names a mount's", o.state, ownerName))
+		}
+	}
 	unlock = func() {}
 	for _, x := range all {
 		if o.journal != "" && x.ID != o.journal {

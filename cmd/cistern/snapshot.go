@@ -61,12 +61,15 @@ func snapshotLineOf(s *gateway.SnapshotInfo) snapshotLine {
 	return l
 }
 
+// timeLayout is how times are shown to people, in their own zone, which is told.
+const timeLayout = "2006-01-02 15:04:05 MST"
+
 // snapshotTime is a time for people.
 func snapshotTime(t time.Time) string {
 	if t.IsZero() {
 		return "unknown"
 	}
-	return t.Local().Format("2006-01-02 15:04:05")
+	return t.Local().Format(timeLayout)
 }
 
 func (l *snapshotLine) expires() string {

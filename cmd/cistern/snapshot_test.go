@@ -131,7 +131,7 @@ func TestApp_Snapshot_BadInput(t *testing.T) {
 		{2, "give a time to come", create("x", "--expiry", "2020-01-01T00:00:00Z")},
 		{2, "give a time to come", create("x", "--expiry", "-5h")},
 		{2, "is below 4h", create("x", "--expiry", "30m")},
-		{1, "has no commit 99", []string{"snapshot", "create", u + "@99", "x"}},
+		{2, "has no commit 99", []string{"snapshot", "create", u + "@99", "x"}},
 		{2, "has no snapshot nightli: the nearest are nightly", []string{"snapshot", "create", u + "@nightli", "x"}},
 		{2, "give the volume without a point", []string{"snapshot", "list", u + "@1"}},
 		{2, "has no snapshot weekly: the nearest are nightly", []string{"snapshot", "show", u, "weekly"}},
@@ -139,7 +139,7 @@ func TestApp_Snapshot_BadInput(t *testing.T) {
 		{2, "would be a commit's number", []string{"snapshot", "delete", u, "1"}},
 		{2, "has no snapshot weekly: the nearest are nightly", []string{"snapshot", "diff", u, "weekly"}},
 		{2, "a point is empty", []string{"snapshot", "diff", u, "nightly", ""}},
-		{1, "has no commit 99", []string{"snapshot", "diff", u, "1", "99"}},
+		{2, "has no commit 99", []string{"snapshot", "diff", u, "1", "99"}},
 		{2, "has no snapshot weekly: the nearest are nightly", []string{"cat", u + "@weekly", "x"}},
 		{2, "nor a directory on which", []string{"snapshot", "list", p.path("none")}},
 	} {

@@ -116,6 +116,7 @@ func TestApp_CommandLine_SaysWhereTheHelpIs(t *testing.T) {
 func TestCount_Plurals(t *testing.T) {
 	for want, got := range map[string]string{
 		"1 inode": count(1, "inode"), "0 inodes": count(0, "inode"), "2 patches": count(2, "patch"), "1 patch": count(1, "patch"),
+		"1 directory": count(1, "directory"), "2 directories": count(2, "directory"), "0 entries": count(0, "entry"), "2 days": count(2, "day"),
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

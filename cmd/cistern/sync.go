@@ -207,7 +207,7 @@ func (a *app) logCommand() *cobra.Command {
 
 func (a *app) showCommit(l *logLine) error {
 	return a.say("%8d  %s  epoch %d  %10s up  %s, %d freed, %s, %s; %s, %s; %s used",
-		l.Commit, l.Time.Local().Format("2006-01-02 15:04:05"), l.Epoch, size(l.Uploaded+l.Document),
+		l.Commit, l.Time.Local().Format(timeLayout), l.Epoch, size(l.Uploaded+l.Document),
 		count(l.Inodes, "inode"), l.Gone, count(l.Names, "name"), count(l.Slots, "slot"), count(l.Objects, "object"), count(l.Segments, "segment"), size(l.UsedBytes))
 }
 
