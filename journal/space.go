@@ -245,7 +245,6 @@ func (j *Journal) prepareAll() bool {
 	for j.wantSpare() {
 		f, err := j.createSpare(false)
 		if err != nil {
-			j.note("can't prepare a journal file", err)
 			return j.prepareFailed(err)
 		}
 		j.mu.Lock()
@@ -260,6 +259,10 @@ func (j *Journal) prepareAll() bool {
 func (j *Journal) prepareFailed(err error) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	j.stats.LastError = err
+	if !j.space.full { // a full disk is told once: everyone who needs room tries again
+		j.o.Logger.Warn("can't prepare a journal file", "error", err)
+	}
 	if !errors.Is(err, ErrNoSpace) {
 		j.failWaiters(err)
 		return false

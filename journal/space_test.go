@@ -1,9 +1,12 @@
 package journal
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -206,6 +209,8 @@ func TestJournal_Reserve_DiskFull_FailsWhenTold(t *testing.T) {
 	disk := newDisk(t)
 	o := bigOptions()
 	o.NoSpaceFails = true
+	var log bytes.Buffer
+	o.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	j := start(t, disk, o)
 	disk.SetCapacity(disk.Used() + 40<<10) // two files more
 	var err error
@@ -221,10 +226,18 @@ func TestJournal_Reserve_DiskFull_FailsWhenTold(t *testing.T) {
 	_, _, err = j.Append(r, testEntry(1, 50))
 	must(t, err)
 	r.Release()
+	for range 20 {
+		if _, _, err := j.Append(nil, testEntry(1, 1500)); !errors.Is(err, ErrNoSpace) {
+			t.Fatalf("on a full disk: %v", err)
+		}
+	}
 	disk.SetCapacity(-1)
 	_, _, err = j.Append(nil, testEntry(1, 1500))
 	must(t, err)
 	must(t, j.Close())
+	if n := strings.Count(log.String(), "can't prepare a journal file"); n != 1 {
+		t.Errorf("a full disk was told %d times", n)
+	}
 }
 
 func TestJournal_Reserve_DiskFullAndNothingToFree(t *testing.T) {
