@@ -311,10 +311,33 @@ func (v *Volume) runReadAhead() {
 	}
 }
 
+// verifyAhead finds out what of a range the cache really has, as a read does: after
+// a restart nothing of it is believed, and all would be fetched anew.
+func (v *Volume) verifyAhead(ctx context.Context, f *cache.File, t readAheadTask) error {
+	nd := v.nodes.use(t.ino)
+	defer v.nodes.done(nd)
+	for off := t.off; off < t.end; off += readAheadChunk {
+		end := min(off+readAheadChunk, t.end)
+		held, err := nd.lock.Lock(ctx, off, end, false)
+		if err != nil {
+			return err
+		}
+		err = f.Verify(off, end-off, v.believable(t.ino))
+		held.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // prefetch fetches what of a range is committed and neither present nor dirty.
 func (v *Volume) prefetch(ctx context.Context, t readAheadTask) {
 	f := v.cache.Get(uint64(t.ino))
 	defer f.Release()
+	if err := v.verifyAhead(ctx, f, t); err != nil {
+		return
+	}
 	v.mu.RLock()
 	n, err := v.inode(t.ino)
 	var spans []span

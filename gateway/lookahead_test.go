@@ -115,3 +115,36 @@ func bulkDoesNotWait(t *testing.T, given, enough int64) {
 		mustClose(t, v)
 	})
 }
+
+// After a restart nothing of the cache is believed before it was compared: reading
+// ahead compares, too, and asks the store for nothing that is here.
+func TestVolume_Prefetch_AfterARestart_BelievesTheCacheFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 9, 256<<10)
+		v := l.mustMount(nil)
+		f := files{}
+		f.put(t, v, "a", l.noise(1<<20), 0)
+		mustCommit(t, v)
+		l.kill(v)
+		v = l.mustMount(nil)
+		n, err := v.Lookup(bg, metadata.RootInode, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.Forget(n.ID, 1)
+		ahead := func() int64 {
+			l.bucket.ResetStats()
+			v.prefetch(bg, readAheadTask{n.ID, 0, 1 << 20})
+			return l.bucket.Stats().Get.Requests
+		}
+		if n := ahead(); n != 0 {
+			t.Errorf("%d requests for what is cached", n)
+		}
+		v.cache.Evict(1 << 40)
+		if n := ahead(); n == 0 {
+			t.Error("no request for what is not")
+		}
+		wantFiles(t, v, f, "at the end")
+		mustClose(t, v)
+	})
+}
