@@ -21,5 +21,8 @@
 // (internal/faultproxy) does to requests all that a network can. SOAK_SECONDS
 // lets the latter go on.
 //
+// TestStorageManager_Cases_… are the cases that ColumnStore's Storage Manager got
+// wrong: in process on a directory, S3 and GCS, and once through a mount.
+//
 // Concurrency: one goroutine a writer; a Ledger's account is guarded by a mutex.
 package e2e

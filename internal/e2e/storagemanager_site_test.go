@@ -1,9 +1,11 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,10 +14,12 @@ import (
 	"testing"
 
 	"github.com/cisternfs/cistern/gateway"
+	"github.com/cisternfs/cistern/internal/faultproxy"
 	"github.com/cisternfs/cistern/internal/storeserver"
 	"github.com/cisternfs/cistern/internal/vfs"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
+	"github.com/cisternfs/cistern/objstore/faultstore"
 	"github.com/cisternfs/cistern/objstore/local"
 )
 
@@ -32,24 +36,63 @@ type tree interface {
 	list(path string) ([]string, error)
 }
 
-// inProcess is a volume in this process.
+// inProcess is a volume in this process, on a machine whose disk and whose way to
+// the store a case may harm.
 type inProcess struct {
-	t     *testing.T
-	store objstore.Store
-	state string
-	v     *gateway.Volume
+	t      *testing.T
+	bucket objstore.Store    // the volume's prefix, bare
+	bad    *faultstore.Store // over bucket, of the process under way
+	store  objstore.Store    // over bad, with every decorator
+	state  string
+	disk   *vfs.Fault // of the process under way
+	below  vfs.FS     // what it is over; nil for the real one
+	kv     *metadata.MemKV
+	change func(*gateway.Options)
+	log    *bytes.Buffer // of the volume, when it is not nil
+	v      *gateway.Volume
+}
+
+// keptKV outlives the mount that closes it.
+type keptKV struct{ *metadata.MemKV }
+
+func (keptKV) Close() error { return nil }
+
+// start is a new process: nothing of what befell the one before befalls it.
+func (p *inProcess) start() {
+	p.t.Helper()
+	p.bad = faultstore.New(p.bucket, nil)
+	p.store = decorated(p.t, p.bad)
+	if p.below == nil {
+		p.below = vfs.OS()
+	}
+	p.disk = vfs.NewFault(p.below)
+}
+
+func (p *inProcess) tryOpen() error {
+	o := gateway.Options{
+		Store: p.store, URL: "test://volume", FS: p.disk, StateDir: p.state,
+		OpenKV: func(string) (metadata.KV, error) { return keptKV{p.kv}, nil },
+		Manual: true, CacheBytes: 64 << 20, JournalBytes: 64 << 20, Owner: gateway.HostOwner(p.state),
+	}
+	if p.log != nil {
+		o.Logger = slog.New(slog.NewTextHandler(p.log, nil))
+	}
+	if p.change != nil {
+		p.change(&o)
+	}
+	v, err := gateway.Open(p.t.Context(), o)
+	if err == nil {
+		p.v = v
+	}
+	return err
 }
 
 func (p *inProcess) open() {
 	p.t.Helper()
-	v, err := gateway.Open(p.t.Context(), gateway.Options{
-		Store: p.store, URL: "test://volume", FS: vfs.OS(), StateDir: p.state, OpenKV: func(string) (metadata.KV, error) { return metadata.NewMemKV(), nil },
-		Manual: true, CacheBytes: 64 << 20, JournalBytes: 64 << 20, Owner: gateway.HostOwner(p.state),
-	})
-	if err != nil {
+	p.start()
+	if err := p.tryOpen(); err != nil {
 		p.t.Fatal(err)
 	}
-	p.v = v
 }
 
 func (p *inProcess) close() {
@@ -59,14 +102,42 @@ func (p *inProcess) close() {
 	}
 }
 
+// kill ends the process as kill -9 does; open begins the next one.
+func (p *inProcess) kill() {
+	p.disk.Kill()
+	p.bad.Kill()
+	_ = p.v.Abandon() // its disk is dead
+}
+
+func (p *inProcess) sync() {
+	p.t.Helper()
+	if _, err := p.v.Sync(p.t.Context()); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *inProcess) fsync() {
+	p.t.Helper()
+	if err := p.v.Fsync(p.t.Context(), metadata.RootInode); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
 // fromBucket ends the volume and opens it without anything local.
 func (p *inProcess) fromBucket() {
 	p.t.Helper()
 	p.close()
-	if err := os.RemoveAll(p.state); err != nil {
+	p.forget()
+	p.open()
+}
+
+// forget takes away what is local.
+func (p *inProcess) forget() {
+	p.t.Helper()
+	if err := p.below.RemoveAll(p.state); err != nil {
 		p.t.Fatal(err)
 	}
-	p.open()
+	p.kv = metadata.NewMemKV()
 }
 
 // errno translates the engine's errors as the file system does.
@@ -74,6 +145,7 @@ func errno(err error) error {
 	for sentinel, no := range map[error]syscall.Errno{
 		gateway.ErrNotExist: syscall.ENOENT, gateway.ErrExist: syscall.EEXIST, gateway.ErrIsDir: syscall.EISDIR, gateway.ErrNotDir: syscall.ENOTDIR,
 		gateway.ErrNotEmpty: syscall.ENOTEMPTY, gateway.ErrNameTooLong: syscall.ENAMETOOLONG, gateway.ErrDamaged: syscall.EIO,
+		gateway.ErrNoSpace: syscall.ENOSPC,
 	} {
 		if errors.Is(err, sentinel) {
 			return errors.Join(no, err)
@@ -250,17 +322,45 @@ func (m mounted) list(path string) ([]string, error) {
 	return names, err
 }
 
+// caseBucket is a store that the cases run on.
+type caseBucket struct {
+	bare  objstore.Store
+	proxy *faultproxy.Proxy // in front of a real server; nil for a directory
+	kind  storeserver.Kind  // of that server
+}
+
+// volume formats one below a prefix of its own and opens it.
+func (b caseBucket) volume(t *testing.T, name string, change func(p *inProcess)) *inProcess {
+	t.Helper()
+	bucket := objstore.WithPrefix(b.bare, name+"/")
+	if _, err := gateway.Format(t.Context(), gateway.FormatOptions{Store: decorated(t, bucket), URL: "test://volume", ObjectSize: 8192}); err != nil {
+		t.Fatal(err)
+	}
+	p := &inProcess{t: t, bucket: bucket, state: filepath.Join(t.TempDir(), "state"), kv: metadata.NewMemKV()}
+	if change != nil {
+		change(p)
+	}
+	p.open()
+	return p
+}
+
 // caseStores are the stores that the cases run on.
-func caseStores() map[string]func(t *testing.T) objstore.Store {
-	return map[string]func(t *testing.T) objstore.Store{
-		"file": func(t *testing.T) objstore.Store {
+func caseStores() map[string]func(t *testing.T) caseBucket {
+	server := func(kind storeserver.Kind) func(t *testing.T) caseBucket {
+		return func(t *testing.T) caseBucket {
+			r := newRemote(t, kind)
+			return caseBucket{r.bare, r.proxy, kind}
+		}
+	}
+	return map[string]func(t *testing.T) caseBucket{
+		"file": func(t *testing.T) caseBucket {
 			s, err := local.Create(filepath.Join(t.TempDir(), "bucket"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			return s
+			return caseBucket{bare: s}
 		},
-		"s3":  func(t *testing.T) objstore.Store { return newRemote(t, storeserver.Versitygw).store },
-		"gcs": func(t *testing.T) objstore.Store { return newRemote(t, storeserver.FakeGCS).store },
+		"s3":  server(storeserver.Versitygw),
+		"gcs": server(storeserver.FakeGCS),
 	}
 }

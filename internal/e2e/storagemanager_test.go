@@ -4,16 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/cisternfs/cistern/gateway"
-	"github.com/cisternfs/cistern/metadata"
-	"github.com/cisternfs/cistern/objstore"
 )
 
 // smCase is one of Storage Manager's cases. settle brings what was done so far to
@@ -85,9 +81,9 @@ func pattern(n, seed int) []byte {
 	return p
 }
 
-// smCases are those that need nothing but a file system. The others: 10 to 18 are
-// the engine's (TestStorageManager_… in gateway, journal's tests of torn tails, and
-// here TestRemote… for bad networks and outages); 20 and 22 are the commands'.
+// smCases are those that need nothing but a file system; engineCases are the others
+// in process, mountCases through a mount. In depth, with simulated time and random
+// seeds, most are walked by TestStorageManager_… of package gateway.
 func smCases() map[string]func(c *smCase) {
 	return map[string]func(c *smCase){
 		"Case01_WritesAndAppends": case01, "Case03_GapsReadZeros": case03, "Case04_Truncate": case04, "Case05_OneByteFarOut": case05,
@@ -211,8 +207,8 @@ func case21(c *smCase) {
 	}
 }
 
-// Every case on every store, with its data before the commit, in the bucket alone,
-// and after folding.
+// Every case on every store; those of the file system with their data before the
+// commit, and in the bucket alone.
 func TestStorageManager_Cases_OnEveryStore(t *testing.T) {
 	for store, open := range caseStores() {
 		t.Run(store, func(t *testing.T) {
@@ -221,7 +217,7 @@ func TestStorageManager_Cases_OnEveryStore(t *testing.T) {
 			for name, run := range smCases() {
 				for _, stage := range []string{"before commit", "bucket alone"} {
 					t.Run(name+"/"+stage, func(t *testing.T) {
-						p := newInProcess(t, objstore.WithPrefix(bucket, name+strings.Fields(stage)[0]+"/"))
+						p := bucket.volume(t, name+strings.Fields(stage)[0], nil)
 						settle := func() {}
 						if stage == "bucket alone" {
 							settle = p.fromBucket
@@ -231,164 +227,18 @@ func TestStorageManager_Cases_OnEveryStore(t *testing.T) {
 					})
 				}
 			}
-			t.Run("Case02_MissingObject", func(t *testing.T) { case02(t, objstore.WithPrefix(bucket, "case02/")) })
-			t.Run("Case09_CopyOfAMissingObject", func(t *testing.T) { case09(t, objstore.WithPrefix(bucket, "case09/")) })
-			t.Run("Case19_Sync", func(t *testing.T) { case19(t, objstore.WithPrefix(bucket, "case19/")) })
+			for name, run := range engineCases() {
+				t.Run(name, func(t *testing.T) { run(t, bucket) })
+			}
 		})
 	}
-}
-
-func newInProcess(t *testing.T, s objstore.Store) *inProcess {
-	t.Helper()
-	if _, err := gateway.Format(t.Context(), gateway.FormatOptions{Store: s, URL: "test://volume", ObjectSize: 8192}); err != nil {
-		t.Fatal(err)
-	}
-	p := &inProcess{t: t, store: s, state: filepath.Join(t.TempDir(), "state")}
-	p.open()
-	return p
 }
 
 func (p *inProcess) checkAndClose() {
 	p.t.Helper()
-	if _, err := p.v.Sync(p.t.Context()); err != nil {
-		p.t.Fatal(err)
-	}
+	p.sync()
 	if _, err := p.v.Check(p.t.Context(), gateway.CheckOptions{Data: true, Problem: func(f gateway.Problem) { p.t.Error("check: ", f) }}); err != nil {
 		p.t.Error(err)
 	}
 	p.close()
-}
-
-// loseObjects deletes every object of the volume, and what is local.
-func (p *inProcess) loseObjects() string {
-	p.t.Helper()
-	if _, err := p.v.Sync(p.t.Context()); err != nil {
-		p.t.Fatal(err)
-	}
-	last := ""
-	for _, prefix := range []string{metadata.ObjectPrefix, metadata.SegmentPrefix} {
-		err := objstore.ListAll(p.t.Context(), p.store, prefix, "", func(i objstore.Info) error {
-			last = i.Key
-			return p.store.Delete(p.t.Context(), i.Key)
-		})
-		if err != nil {
-			p.t.Fatal(err)
-		}
-	}
-	p.fromBucket()
-	return last
-}
-
-// case02: a missing file is ENOENT, a missing object EIO with its name, and never zeros.
-func case02(t *testing.T, s objstore.Store) {
-	p := newInProcess(t, s)
-	_, err := p.read("nothing")
-	if !errors.Is(err, syscall.ENOENT) {
-		t.Errorf("a missing file: %v", err)
-	}
-	if err := p.write("a", pattern(8192, 1), 0); err != nil {
-		t.Fatal(err)
-	}
-	key := p.loseObjects()
-	_, err = p.read("a")
-	if !errors.Is(err, syscall.EIO) || errors.Is(err, gateway.ErrNotExist) || !strings.Contains(err.Error(), key) {
-		t.Errorf("a missing object: %v, want %s to be named", err, key)
-	}
-	p.close()
-}
-
-// case09: a copy whose source object is missing leaves the destination as it was.
-func case09(t *testing.T, s objstore.Store) {
-	p := newInProcess(t, s)
-	if err := p.write("a", pattern(8192, 1), 0); err != nil {
-		t.Fatal(err)
-	}
-	p.loseObjects()
-	was := pattern(3000, 2)
-	if err := p.write("b", was, 0); err != nil {
-		t.Fatal(err)
-	}
-	from, err := p.find("a")
-	if err != nil {
-		t.Fatal(err)
-	}
-	to, err := p.find("b")
-	if err != nil {
-		t.Fatal(err)
-	}
-	src, err := p.v.Open(t.Context(), from.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer src.Close()
-	dst, err := p.v.Open(t.Context(), to.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dst.Close()
-	if n, err := p.v.CopyRange(t.Context(), src, 1, dst, 0, 4000); n != 0 || !errors.Is(err, gateway.ErrDamaged) {
-		t.Errorf("the copy: %d, %v", n, err)
-	}
-	if got, err := p.read("b"); err != nil || !bytes.Equal(got, was) {
-		t.Errorf("the destination changed: %v", err)
-	}
-	_ = p.v.Abandon() // its objects are gone, and nothing of it matters
-}
-
-// case19: sync returns when all that was there at the call is in a commit, under
-// constant writes.
-func case19(t *testing.T, s objstore.Store) {
-	p := newInProcess(t, s)
-	stop, ended := make(chan struct{}), make(chan error, 1)
-	go func() {
-		var err error
-		for i := 0; err == nil; i++ {
-			select {
-			case <-stop:
-				ended <- nil
-				return
-			default:
-				err = p.write("busy", pattern(3000, i), int64(i%50)*3000)
-			}
-		}
-		ended <- err
-	}()
-	for i := range 5 {
-		name := fmt.Sprint("done", i)
-		if err := p.write(name, pattern(5000, i), 0); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := p.v.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		v, err := gateway.OpenView(t.Context(), gateway.ViewOptions{Store: s, URL: "test://volume", KV: metadata.NewMemKV()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := v.Lookup(name); err != nil {
-			t.Errorf("%s is not in the bucket after sync: %v", name, err)
-		}
-		if err := v.Close(); err != nil {
-			t.Error(err)
-		}
-	}
-	close(stop)
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	p.close()
-}
-
-// Once through a mount, which is unmounted and mounted again where a case settles.
-func TestStorageManager_Cases_ThroughAMount(t *testing.T) {
-	b, _ := cisternBackend(t)
-	for name, run := range smCases() {
-		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join(b.dir, name)
-			if err := os.Mkdir(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			run(&smCase{T: t, tree: mounted{dir}, settle: func() {}, want: map[string][]byte{}})
-		})
-	}
 }

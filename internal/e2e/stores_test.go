@@ -41,12 +41,17 @@ func badNetwork() []faultproxy.Fault {
 // remote is a real store server behind a bad network.
 type remote struct {
 	proxy *faultproxy.Proxy
-	store objstore.Store // with every decorator, as the command puts them
+	bare  objstore.Store // the whole bucket
+	store objstore.Store // of a volume, with every decorator, as the command puts them
 }
 
 func newRemote(t *testing.T, kind storeserver.Kind) *remote {
 	t.Helper()
-	server := testenv.StoreServer(t, kind)
+	return remoteOf(t, testenv.StoreServer(t, kind))
+}
+
+func remoteOf(t *testing.T, server *storeserver.Server) *remote {
+	t.Helper()
 	proxy, err := faultproxy.Start(server.Endpoint, faultproxy.Options{Serialise: true})
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +62,7 @@ func newRemote(t *testing.T, kind storeserver.Kind) *remote {
 		}
 	})
 	var s objstore.Store
-	if kind == storeserver.FakeGCS {
+	if server.Kind == storeserver.FakeGCS {
 		s, err = gcs.Open(t.Context(), gcs.Options{Bucket: server.Bucket, Endpoint: proxy.URL(), Anonymous: true})
 	} else {
 		s, err = s3.Open(t.Context(), s3.Options{
@@ -68,7 +73,7 @@ func newRemote(t *testing.T, kind storeserver.Kind) *remote {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &remote{proxy: proxy, store: decorated(t, objstore.WithPrefix(s, "volume/"))}
+	return &remote{proxy: proxy, bare: s, store: decorated(t, objstore.WithPrefix(s, "volume/"))}
 }
 
 // decorated has the decorators of the command around it; requests are given up
