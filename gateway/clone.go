@@ -172,7 +172,7 @@ func noAdopted(doc *metadata.VolumeDoc, url string) error {
 // beforeBirth is the error of a point that a clone shares with its parent.
 func beforeBirth(doc *metadata.VolumeDoc, url string, n uint64) error {
 	parent := doc.Parent()
-	return fmt.Errorf("%w: %s has no commit %d of its own: it was made of commit %d of %s, where older ones may be", ErrNotExist, url, n, parent.Through.N, parent.URL)
+	return fmt.Errorf("%w: %s has no commit %d of its own: it was made of commit %d of %s, where older ones may be", noCommit{}, url, n, parent.Through.N, parent.URL)
 }
 
 // readClaim returns what an earlier attempt began in the target; nil when it is

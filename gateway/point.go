@@ -16,6 +16,13 @@ import (
 // ErrPoint: a point that is no commit's number, no time and no snapshot.
 var ErrPoint = errors.New("no such point")
 
+// noCommit is the error of a point that is a number which no commit has: ErrPoint, and
+// ErrNotExist.
+type noCommit struct{}
+
+func (noCommit) Error() string        { return ErrPoint.Error() }
+func (noCommit) Is(target error) bool { return target == ErrPoint || target == ErrNotExist }
+
 // ResolvePoint returns the number of the commit that a point names: a commit's
 // number; a time as RFC 3339 has it, or a time back from now like -15m, -36h, -2d
 // or -1w, which mean the last commit at or before that time; a snapshot's name;

@@ -137,7 +137,7 @@ func headOf(ctx context.Context, s objstore.Store) (*entry, error) {
 // commitAt finds a commit by its number, from the epoch of a later one down.
 func commitAt(ctx context.Context, s objstore.Store, head *entry, n uint64, url string) (*entry, error) {
 	if n > head.id.N {
-		return nil, fmt.Errorf("%w: %s has no commit %d: its last is %d", ErrNotExist, url, n, head.id.N)
+		return nil, fmt.Errorf("%w: %s has no commit %d: its last is %d", noCommit{}, url, n, head.id.N)
 	}
 	r := pathReader{s}
 	for e := head.id.Epoch; e > 0; e-- {
@@ -149,14 +149,14 @@ func commitAt(ctx context.Context, s objstore.Store, head *entry, n uint64, url 
 			continue
 		}
 		if x.seal != nil {
-			return nil, fmt.Errorf("%w: number %d of %s is no commit but the end of epoch %d", ErrNotExist, n, url, e)
+			return nil, fmt.Errorf("%w: number %d of %s is no commit but the end of epoch %d", noCommit{}, n, url, e)
 		}
 		if l := lineageOf(s); l != nil && n <= l.doc.Base().N {
 			return nil, beforeBirth(l.doc, url, n)
 		}
 		return x, nil
 	}
-	return nil, fmt.Errorf("%w: commit %d of %s was collected", ErrNotExist, n, url)
+	return nil, fmt.Errorf("%w: commit %d of %s was collected", noCommit{}, n, url)
 }
 
 // Close gives the index's store and the cache back.

@@ -147,9 +147,11 @@ func sequence(t *testing.T, gtid string) int64 {
 // recovered is what `cistern restore --json` says.
 type recovered struct {
 	Recovery struct {
-		From string `json:"from_gtid"`
-		GTID string `json:"gtid"`
+		From   string `json:"from_gtid"`
+		GTID   string `json:"gtid"`
+		Commit uint64 `json:"commit"`
 	} `json:"recovery"`
+	Commit   uint64 `json:"commit"`
 	Replaced struct{ Name string }
 }
 
@@ -189,6 +191,9 @@ func TestRestore_ToAPointUnderLoad_EqualsTheLedger(t *testing.T) {
 	when := 3 + random.IntN(len(turns)-4)
 	to := turns[when]
 	got := r.restore(t, "base", "--to-time", to.at.UTC().Format(time.RFC3339))
+	if got.Commit == 0 || got.Recovery.Commit <= got.Commit {
+		t.Errorf("restored by commit %d, and recovered by commit %d", got.Commit, got.Recovery.Commit)
+	}
 	if n := sequence(t, got.Recovery.From); n <= first || n >= sequence(t, got.Recovery.GTID) {
 		t.Errorf("from %s to %s", got.Recovery.From, got.Recovery.GTID)
 	}
