@@ -67,7 +67,7 @@ func FileNamed(ctx context.Context, a Searchable, file string) (*FileInfo, error
 
 // firstFile returns the number of the first file for which is says yes, when it
 // says no for those before; count when it does for none.
-func firstFile(ctx context.Context, a Searchable, is func(*FileInfo) (bool, error)) (int, error) {
+func firstFile(ctx context.Context, a Searchable, is func(i int, f *FileInfo) (bool, error)) (int, error) {
 	var failed error
 	n := sort.Search(a.count(), func(i int) bool {
 		if failed != nil {
@@ -78,7 +78,7 @@ func firstFile(ctx context.Context, a Searchable, is func(*FileInfo) (bool, erro
 			failed = err
 			return true
 		}
-		yes, err := is(f)
+		yes, err := is(i, f)
 		if err != nil {
 			failed = err
 		}
@@ -93,7 +93,7 @@ func firstFile(ctx context.Context, a Searchable, is func(*FileInfo) (bool, erro
 // never archived.
 func FindGTID(ctx context.Context, a Searchable, g GTID) (*Found, error) {
 	// Each file begins with the GTIDs of all before it.
-	n, err := firstFile(ctx, a, func(f *FileInfo) (bool, error) {
+	n, err := firstFile(ctx, a, func(_ int, f *FileInfo) (bool, error) {
 		s, err := stateAfter(f)
 		if err != nil || f.Flavor != g.Flavor {
 			return false, err
@@ -226,7 +226,10 @@ func Walk(ctx context.Context, a Searchable, f *FileInfo, from int64, fn func(*E
 // the log. Times of neighbouring groups may be out of order by as long as their
 // transactions took.
 func FindTime(ctx context.Context, a Searchable, t time.Time) (*Found, error) {
-	n, err := firstFile(ctx, a, func(f *FileInfo) (bool, error) { return !f.LastTime.Before(t), nil })
+	n, err := firstFile(ctx, a, func(i int, f *FileInfo) (bool, error) {
+		last, err := lastTime(ctx, a, i, f)
+		return !last.IsZero() && !last.Before(t), err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -242,6 +245,20 @@ func FindTime(ctx context.Context, a Searchable, t time.Time) (*Found, error) {
 		}
 	}
 	return nil, fmt.Errorf("%w: it ends before %s", ErrNotFound, t.UTC().Format(time.RFC3339))
+}
+
+// lastTime is the time of the last group in file number i, which is f, or, when
+// that has none, as after a restart of the server or a FLUSH, in the nearest
+// file before it; zero when there is no such group.
+func lastTime(ctx context.Context, a Searchable, i int, f *FileInfo) (time.Time, error) {
+	for i > 0 && f.LastTime.IsZero() {
+		var err error
+		i--
+		if f, err = a.info(ctx, i); err != nil {
+			return time.Time{}, err
+		}
+	}
+	return f.LastTime, nil
 }
 
 // ceilSeconds is the first whole second at or after t.

@@ -142,12 +142,14 @@ const (
 	syntheticServer = 7
 )
 
+// syntheticBegan is the time of the first group.
+var syntheticBegan = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
 func newSynthetic(n int) *synthetic {
 	s := &synthetic{}
-	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for i := range n {
 		first := uint64(i*syntheticGroups) + 1
-		at := func(group int) time.Time { return began.Add(time.Duration(i*syntheticGroups+group) * time.Second) }
+		at := func(group int) time.Time { return syntheticBegan.Add(time.Duration(i*syntheticGroups+group) * time.Second) }
 		f := &FileInfo{
 			Format: catalogueFormat, Epoch: 1, Name: fmt.Sprintf("bin.%06d", i+1), Size: 1<<30 + 1<<20, Closed: true, Flavor: MariaDB, Server: "11.8-MariaDB",
 			FirstTime: at(0), LastTime: at(syntheticGroups - 1), Groups: syntheticGroups,
@@ -252,4 +254,39 @@ func BenchmarkFind(b *testing.B) {
 			}
 		}
 	})
+}
+
+// A file without a group has no times. Wherever such files are, a time is found.
+func TestFindTime_FilesWithoutGroups_AreNoEnd(t *testing.T) {
+	const files = 7
+	for empty := range 1 << files { // bit i: file i has no group
+		s := newSynthetic(files)
+		for i, f := range s.files {
+			if empty>>i&1 == 1 {
+				f.FirstTime, f.LastTime, f.Groups, f.Index = time.Time{}, time.Time{}, 0, nil
+				f.Size, f.Added = 16*syntheticGroup, ""
+			}
+		}
+		for i := range files {
+			at := syntheticBegan.Add(time.Duration(i*syntheticGroups+100) * time.Second)
+			next := i // the first file at or after i with groups
+			for next < files && empty>>next&1 == 1 {
+				next++
+			}
+			f, err := FindTime(t.Context(), s, at)
+			if next == files {
+				if !errors.Is(err, ErrNotFound) {
+					t.Fatalf("without %07b, a time of file %d: %+v, %v; want nothing", empty, i, f, err)
+				}
+				continue
+			}
+			group := 0
+			if next == i {
+				group = 100
+			}
+			if want := (Position{1, s.files[next].Name, int64(group+16) * syntheticGroup}); err != nil || f.Position != want {
+				t.Fatalf("without %07b, a time of file %d: %+v, %v; want %v", empty, i, f, err, want)
+			}
+		}
+	}
 }
