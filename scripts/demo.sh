@@ -64,7 +64,8 @@ wait_for() {
 }
 
 mount_volume() { # flags…
-	"$cistern" mount "$url" "$mnt" --state "$state" --foreground "$@" >"$work/mount.log" 2>&1 &
+	: >"$work/mount.log" # what the first mount said is not this one's
+	"$cistern" mount "$url" "$mnt" --state "$state" --foreground "$@" >>"$work/mount.log" 2>&1 &
 	mount_pid=$!
 	wait_for 60 "$mount_pid" grep -qw ready "$work/mount.log" || fail "the volume does not mount" "$work/mount.log"
 }
@@ -79,7 +80,7 @@ start_mariadb() {
 		--innodb-buffer-pool-size=128M --sync-binlog=1 --log-bin=binlog --server-id=1 --local-infile=1 \
 		"${server_options[@]}" >"$work/run/out.log" 2>&1 &
 	db_pid=$!
-	wait_for 60 "$db_pid" query -e 'SELECT 1' || fail "MariaDB does not start" "$work/run/error.log" "$work/mount.log"
+	wait_for 60 "$db_pid" query -e 'SELECT 1' || fail "MariaDB does not start" "$work/run/error.log" "$work/run/out.log" "$work/mount.log"
 }
 query() { mariadb --no-defaults --user=root --socket="$sock" --local-infile=1 "$@"; }
 
