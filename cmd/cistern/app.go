@@ -31,6 +31,7 @@ type app struct {
 	local    int64  // bytes of journal, and of cache, of a command that owns a volume; 0: commandLocal
 
 	argv       []string      // the command line; nil: the process's
+	began      string        // the working directory that detach left; empty: the present one
 	configFlag string        // --config
 	keyFiles   []string      // --encrypt-key-file
 	keys       *gateway.Keys // once they were read

@@ -21,6 +21,7 @@ type place struct {
 	env   map[string]string
 	stdin string
 	built string // the program, once it was needed
+	cwd   string // the working directory of binary; empty: the test's
 }
 
 // newPlace lets the test run beside others.
@@ -80,6 +81,7 @@ func (p *place) binary(args ...string) (status int, out, errs string) {
 		p.built = testenv.Cistern(p.t)
 	}
 	c := exec.Command(p.built, args...)
+	c.Dir = p.cwd
 	var stdout, stderr bytes.Buffer
 	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(p.stdin), &stdout, &stderr
 	p.stdin = ""

@@ -151,14 +151,43 @@ func (a *app) tell(o *mountOptions, r readiness) {
 	f.Close()
 }
 
-// detach lets go of what a process in the background must not hold.
-func detach(o *mountOptions) error {
+// detach lets go of what a process in the background must not hold, the working
+// directory among it. Names of files that were relative to it stay good.
+func (a *app) detach(o *mountOptions) error {
 	if o.readyFD < 0 {
 		return nil
 	}
 	syscall.CloseOnExec(o.readyFD)
+	var err error
+	if a.began, err = os.Getwd(); err != nil {
+		return fmt.Errorf("find the working directory: %w", err)
+	}
+	for _, name := range fileVariables() {
+		if v := os.Getenv(name); v != "" {
+			if err := os.Setenv(name, a.fileName(v)); err != nil {
+				return fmt.Errorf("set %s: %w", name, err)
+			}
+		}
+	}
 	if err := os.Chdir(string(filepath.Separator)); err != nil {
 		return fmt.Errorf("leave the working directory: %w", err)
 	}
 	return nil
+}
+
+// fileVariables are those by which the stores' libraries are told of files.
+func fileVariables() []string {
+	return []string{
+		"AWS_CA_BUNDLE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+		"GOOGLE_APPLICATION_CREDENTIALS",
+	}
+}
+
+// fileName is the name of a file that a setting gives: relative to where the
+// command began, also after it has left that directory.
+func (a *app) fileName(given string) string {
+	if given == "" || filepath.IsAbs(given) {
+		return given
+	}
+	return filepath.Join(a.began, given)
 }

@@ -47,7 +47,7 @@ func (a *app) keyRing() (*gateway.Keys, error) {
 		}
 	}
 	for _, name := range files {
-		k, err := readKeyFile(name)
+		k, err := readKeyFile(a.fileName(name))
 		if err != nil {
 			return nil, usage(err)
 		}

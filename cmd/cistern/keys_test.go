@@ -177,8 +177,11 @@ func TestMount_Encrypted_CommandsRotationSalvage(t *testing.T) {
 	if status, _, errs := p.binary("umount", mnt); !strings.Contains(errs, "the mount is taken away") {
 		t.Fatalf("umount of a dead mount: %d %q", status, errs)
 	}
-	p.env["CISTERN_ENCRYPT_KEY_FILE"] = newer + ":" + file
+	// Names are relative to where the command is given, also for the process that stays.
+	p.env["CISTERN_ENCRYPT_KEY_FILE"] = filepath.Base(newer) + ":" + filepath.Base(file)
+	p.cwd = p.dir
 	p.mustBinary("mount", p.url(), mnt, "--state", p.path("other state"), "--takeover")
+	p.env["CISTERN_ENCRYPT_KEY_FILE"] = newer + ":" + file
 	p.must("put", mnt, src, "by the new key")
 	p.mustBinary("umount", mnt)
 	if s := decode[volumeStatus](t, p.must("status", "--json", p.url())); len(s.Keys) != 2 || s.Keys[0] != newName || s.Keys[1] != name {

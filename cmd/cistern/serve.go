@@ -117,7 +117,7 @@ func (a *app) mountForeground(ctx context.Context, o *mountOptions) error {
 	// A mount outlives who reads its output.
 	signal.Ignore(syscall.SIGPIPE)
 	o.tuneRuntime()
-	err := detach(o)
+	err := a.detach(o)
 	var out io.Writer = a.stderr
 	// A daemon's standard error is its log already.
 	if err == nil && o.logFile != "" && o.readyFD < 0 {
