@@ -90,6 +90,7 @@ func (v *Volume) Check(ctx context.Context, o CheckOptions) (CheckReport, error)
 // Check is Volume.Check for the view's commit.
 func (v *View) Check(ctx context.Context, o CheckOptions) (CheckReport, error) {
 	c := v.newCheck(v.Index(), &v.doc, o)
+	c.view = true
 	if err := c.index(); err != nil {
 		return c.r, err
 	}
@@ -103,6 +104,7 @@ type check struct {
 	ix     *metadata.Index
 	slotSz int64
 	adopts bool // the volume has objects outside it
+	view   bool // the index stays with its commit
 	o      CheckOptions
 	head   metadata.Head
 	listed map[string]int64 // key → size; those referred to are taken out for the count of orphans
@@ -399,9 +401,22 @@ func (c *check) deadThings(ctx context.Context) error {
 		if now, err := c.ix.Dead(d.Key); err != nil || now.State != metadata.DeadKept {
 			continue // collected meanwhile
 		}
+		if past, err := c.past(ctx); err != nil || past {
+			return err // what earlier commits need, the last one knows
+		}
 		c.problem(Problem{Key: d.Key, Reason: fmt.Sprintf("%s; commits %d to %d need it", isMissing, d.Birth, d.Death-1)})
 	}
 	return nil
+}
+
+// past says whether the check is of a view whose commit is not the volume's last any
+// more.
+func (c *check) past(ctx context.Context) (bool, error) {
+	if !c.view {
+		return false, nil
+	}
+	head, err := headOf(ctx, c.store)
+	return err == nil && head.id != c.head.CommitID, err
 }
 
 // orphans counts what is listed and referred to by nothing.

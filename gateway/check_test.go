@@ -2,8 +2,11 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
@@ -343,4 +346,60 @@ func TestProblem_String_NamesWhatItHas(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
+}
+
+// What was dead at a pinned commit, and kept for earlier ones then, may go later: no
+// damage of the pinned commit. Of the last commit it is damage.
+func TestView_Check_WhatDiedBeforeThePinMayGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(nil)
+		someDead(t, l, v)
+		at := v.head.CommitID
+		pin(t, l.bucket, "p", at, 0)
+		problems := func(n uint64) (found []string) {
+			t.Helper()
+			past, err := bucketView(l.bucket, func(o *ViewOptions) { o.Commit = n })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer past.Close()
+			if _, err := past.Check(bg, CheckOptions{Data: true, Problem: func(p Problem) { found = append(found, p.String()) }}); err != nil {
+				t.Error(err)
+			}
+			return found
+		}
+		var dead string
+		if err := v.index.DeadThings(func(d metadata.Dead) bool {
+			if strings.HasPrefix(d.Key, metadata.SegmentPrefix) || strings.HasPrefix(d.Key, metadata.ObjectPrefix) {
+				dead = d.Key
+			}
+			return true
+		}); err != nil || dead == "" {
+			t.Fatal(dead, err)
+		}
+		body, _, err := objstore.ReadAll(bg, l.bucket, dead, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.bucket.Delete(bg, dead); err != nil {
+			t.Fatal(err)
+		}
+		if found := problems(0); len(found) != 1 || !strings.Contains(found[0], dead) {
+			t.Errorf("the last commit without %s: %q", dead, found)
+		}
+		if err := objstore.Create(bg, l.bucket, dead, body); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(72 * time.Hour)
+		mustCollect(t, v)
+		mustCollect(t, v)
+		if _, err := l.bucket.Head(bg, dead); !errors.Is(err, objstore.ErrNotExist) {
+			t.Fatalf("%s was not collected: %v", dead, err)
+		}
+		if found := problems(at.N); len(found) > 0 {
+			t.Errorf("the pinned commit: %q", found)
+		}
+		mustClose(t, v)
+	})
 }

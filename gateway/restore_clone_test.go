@@ -1,11 +1,15 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"strconv"
 	"testing"
 	"testing/synctest"
+
+	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
 )
 
 // A clone is restored to commits of its own, and a restored volume is cloned, copied
@@ -131,4 +135,56 @@ func TestVolume_Random_SnapshotsClonesRestores(t *testing.T) {
 		t.Error("nothing was ever restored")
 	}
 	t.Logf("%d restores", restored)
+}
+
+// What a fenced writer of a clone had acknowledged comes back whole, the bytes that
+// the clone shares with its parent included.
+func TestSalvage_Clone_WithItsParentsBytes(t *testing.T) {
+	for name, as := range forms() {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLabAs(t, 12, 8192, as)
+				f := newFamily(t, l)
+				v := f.mount(parentURL)
+				parent := files{}
+				parent.put(t, v, "old", l.noise(50000), 0)
+				mustClose(t, v)
+				f.clone(parentURL, "mem://one", 0, false)
+
+				a := f.labs["mem://one"]
+				va := f.mount("mem://one")
+				want := maps.Clone(parent)
+				want.put(t, va, "old", []byte("the clone's own"), 20000)
+				want.put(t, va, "new", a.noise(9000), 0)
+				mustFsync(t, va)
+				b := a.machine(2)
+				vb, err := b.mount(a.bucket, func(o *Options) { o.Store, o.Takeover = f.b.store(t, "mem://one", testKeys(1, 2, 3)), true })
+				if err != nil {
+					t.Fatal(err)
+				}
+				wantFiles(t, vb, parent, "the next owner")
+				mustClose(t, vb)
+				a.kill(va)
+
+				all, err := Asides(a.disk, a.dir)
+				if err != nil || len(all) != 1 {
+					t.Fatalf("asides: %+v, %v", all, err)
+				}
+				s, err := OpenSalvage(bg, SalvageOptions{FS: a.disk, Aside: all[0], Keys: testKeys(1, 2, 3), KV: metadata.NewMemKV(), Open: func(context.Context, string) (objstore.Store, error) {
+					return f.b.store(t, "mem://one", testKeys(1, 2, 3)), nil
+				}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer s.Close()
+				r, got := extracted(t, s)
+				if d := got.diff(want); d != "" {
+					t.Errorf("extracted: %s", d)
+				}
+				if !r.BaseRead || len(r.Damage) > 0 || len(r.Files) != 2 || !r.Files[0].Whole || !r.Files[1].Whole {
+					t.Errorf("report: %+v", r)
+				}
+			})
+		})
+	}
 }

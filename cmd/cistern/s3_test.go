@@ -372,3 +372,38 @@ func TestS3_TwoServicesOneURL_EachHasItsOwnMount(t *testing.T) {
 		}
 	}
 }
+
+// Snapshots, a restore of all and of a path, and clones of what was restored work in
+// an object store as in a directory.
+func TestS3_SnapshotRestoreClone(t *testing.T) {
+	p := newPlace(t)
+	p.env["CISTERN_CONFIG"] = newS3Server(t).config(p)
+	const u, shared, copied = "s3://bucket/db", "s3://bucket/shared", "s3://bucket/copied"
+	p.must("format", u, "--object-size", "1M", "--retention", "0s")
+	big, later := random(3<<20+7), random(2<<20+1)
+	p.must("put", u, p.write("big", big), "big")
+	p.must("put", u, p.write("small", []byte("small")), "small")
+	p.must("snapshot", "create", u, "good")
+	p.must("put", u, p.write("later", later), "big")
+	p.must("rm", u, "small")
+	wants := func(vol, name string, want []byte) {
+		t.Helper()
+		if got := p.must("cat", vol, name); got != string(want) {
+			t.Errorf("%s of %s has %d other bytes", name, vol, len(got))
+		}
+	}
+	p.must("restore", u+"@good", "small")
+	wants(u, "small", []byte("small"))
+	wants(u, "big", later)
+	p.must("restore", u+"@good", "--keep", "replaced")
+	wants(u, "big", big)
+	wants(u+"@replaced", "big", later)
+	p.must("clone", u, shared)
+	p.must("clone", u, copied, "--copy")
+	p.must("snapshot", "delete", u, "replaced")
+	p.must("collect", u)
+	for _, vol := range []string{u, shared, copied} {
+		wants(vol, "big", big)
+		p.must("check", "--data", vol)
+	}
+}
