@@ -149,7 +149,9 @@ func newSynthetic(n int) *synthetic {
 	s := &synthetic{}
 	for i := range n {
 		first := uint64(i*syntheticGroups) + 1
-		at := func(group int) time.Time { return syntheticBegan.Add(time.Duration(i*syntheticGroups+group) * time.Second) }
+		at := func(group int) time.Time {
+			return syntheticBegan.Add(time.Duration(i*syntheticGroups+group) * time.Second)
+		}
 		f := &FileInfo{
 			Format: catalogueFormat, Epoch: 1, Name: fmt.Sprintf("bin.%06d", i+1), Size: 1<<30 + 1<<20, Closed: true, Flavor: MariaDB, Server: "11.8-MariaDB",
 			FirstTime: at(0), LastTime: at(syntheticGroups - 1), Groups: syntheticGroups,
