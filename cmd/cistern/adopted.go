@@ -11,24 +11,25 @@ import (
 	"github.com/cisternfs/cistern/objstore"
 )
 
-// withAdopted puts the objects that a volume adopted into its store.
-func (a *app) withAdopted(ctx context.Context, s *store, doc *metadata.VolumeDoc, o requestOptions) error {
+// withAdopted puts the objects that a volume adopted into its store, below its
+// decorators: requests for them count, wait and are shown like all others.
+func (a *app) withAdopted(ctx context.Context, s *store, doc *metadata.VolumeDoc) error {
 	if doc == nil || doc.Adopted == nil {
 		return nil
 	}
-	from, err := a.openBucket(ctx, doc.Adopted.URL, o)
+	from, _, err := a.openBareBucket(ctx, doc.Adopted.URL)
 	if err != nil {
 		return fmt.Errorf("the bucket of adopted objects: %w", err)
 	}
-	s.Store = objstore.WithAdopted(s.Store, metadata.AdoptedPrefix, from)
+	s.adopt(from)
 	return nil
 }
 
-// openBucket opens a whole bucket, or directory, of Storage Manager's objects.
-func (a *app) openBucket(ctx context.Context, url string, o requestOptions) (objstore.Store, error) {
+// openBareBucket opens a whole bucket, or directory, of Storage Manager's objects.
+func (a *app) openBareBucket(ctx context.Context, url string) (objstore.Store, objstore.URL, error) {
 	u, err := objstore.ParseURL(url)
 	if err != nil {
-		return nil, err
+		return nil, u, err
 	}
 	var s objstore.Store
 	switch u.Scheme {
@@ -40,11 +41,16 @@ func (a *app) openBucket(ctx context.Context, url string, o requestOptions) (obj
 		s, err = a.openGCS(ctx, u)
 	}
 	if err != nil {
-		return nil, err
+		return nil, u, err
 	}
-	d, err := decorate(objstore.WithPrefix(s, u.Prefix()), u, prometheus.NewRegistry(), o)
+	return objstore.WithPrefix(s, u.Prefix()), u, nil
+}
+
+// openBucket is openBareBucket with decorators of its own.
+func (a *app) openBucket(ctx context.Context, url string, o requestOptions) (objstore.Store, error) {
+	s, u, err := a.openBareBucket(ctx, url)
 	if err != nil {
 		return nil, err
 	}
-	return d, nil
+	return decorate(s, u, prometheus.NewRegistry(), o)
 }

@@ -135,7 +135,7 @@ func (a *app) openVolumeWith(ctx context.Context, u objstore.URL, reg prometheus
 		return nil, err
 	}
 	s.Store, s.doc = unlocked, doc
-	return s, a.withAdopted(ctx, s, doc, o)
+	return s, a.withAdopted(ctx, s, doc)
 }
 
 // opener opens other volumes, in which a clone's bodies lie, with the same bounds.

@@ -123,6 +123,7 @@ type store struct {
 	keys     *gateway.Keys                               // of an encrypted volume, when it was opened as one
 	doc      *metadata.VolumeDoc                         // of the volume, when it was opened as one; nil: there is none
 	place    string                                      // of the service that has the bucket
+	adopt    func(from objstore.Store)                   // puts another bucket's objects below the decorators
 	warnings func(ctx context.Context) ([]string, error) // of the bucket's settings
 	clear    func(ctx context.Context) error             // of what an empty bucket has beside keys
 }
@@ -165,10 +166,12 @@ func (a *app) openStoreWith(ctx context.Context, u objstore.URL, create bool, re
 	if reg == nil {
 		reg = prometheus.NewRegistry()
 	}
-	d, err := decorate(objstore.WithPrefix(s, u.Prefix()), u, reg, o)
+	adopting := objstore.NewAdopting(objstore.WithPrefix(s, u.Prefix()), metadata.AdoptedPrefix)
+	d, err := decorate(adopting, u, reg, o)
 	if err != nil {
 		return nil, err
 	}
+	d.adopt = adopting.Adopt
 	d.place = servicePlace(s)
 	d.clear = func(context.Context) error { return nil }
 	if c, ok := s.(interface {
