@@ -7,7 +7,7 @@
 //	go run ./bench list                 the suites and their jobs
 //	go run ./bench io [flags]           run the suite io; -h lists the flags
 //	go run ./bench io --store s3        its jobs with an object store; gs, or s3://bucket/prefix
-//	go run ./bench cpimport [flags]     run another suite: memory, relay, fragment, backup, …
+//	go run ./bench cpimport [flags]     run another suite: oltp, memory, recovery, relay, fragment, backup, …
 //	go run ./bench compare OLD NEW      what moved between two runs, from their JSON
 //	go run ./bench lineitem --scale F   TPC-H lineitem rows as tab-separated text
 //
@@ -20,6 +20,7 @@
 //	main.go      commands                 flags.go, run.go  a suite's flags and run
 //	suite.go     Suite, Job, the rounds   target.go, peer.go  where jobs run
 //	report.go    statistics, JSON         markdown.go, chart.go, compare.go  what is shown
+//	crash.go     what suite recovery writes and compares
 //	figures.go   suites whose jobs have no targets: relay*.go, fragment.go, backup_*.go
 //	suite_*.go   a suite's jobs each      the other files: what they run
 //	trace        the recorded operations of a ColumnStore and their replay

@@ -28,7 +28,7 @@ var errUsage = errors.New("usage: bench list | bench <suite> [flags] | bench com
 
 // suites are all suites, in the order of the list.
 func suites() []Suite {
-	return []Suite{suiteIO(), suiteMemory(), suiteCpimport(), suiteScale(), suitePeers()}
+	return []Suite{suiteIO(), suiteOLTP(), suiteMemory(), suiteCpimport(), suiteRecovery(), suiteScale(), suitePeers()}
 }
 
 func command(ctx context.Context, args []string) error {

@@ -49,9 +49,14 @@ func withServer(ctx context.Context, t *Target, f func(*harness.MariaDB) error) 
 	return f(m)
 }
 
+// sysbench runs oltp_write_only.
 func sysbench(ctx context.Context, m interface{ Socket() string }, rows int, args ...string) (string, error) {
+	return sysbenchAs(ctx, m, "oltp_write_only", rows, args...)
+}
+
+func sysbenchAs(ctx context.Context, m interface{ Socket() string }, script string, rows int, args ...string) (string, error) {
 	argv := append([]string{
-		"sysbench", "oltp_write_only", "--db-driver=mysql", "--mysql-socket=" + m.Socket(),
+		"sysbench", script, "--db-driver=mysql", "--mysql-socket=" + m.Socket(),
 		"--mysql-user=root", "--mysql-db=sbtest",
 		fmt.Sprintf("--tables=%d", oltpTables), fmt.Sprintf("--table-size=%d", rows),
 	}, args...)
@@ -74,11 +79,15 @@ func prepareOLTP(ctx context.Context, t *Target, rows int) error {
 	})
 }
 
-// runOLTP returns transactions per second.
+// runOLTP returns transactions per second of oltp_write_only.
 func runOLTP(ctx context.Context, t *Target, rows, seconds int) (map[string]float64, error) {
+	return runOLTPAs(ctx, t, "oltp_write_only", oltpThreads, rows, seconds)
+}
+
+func runOLTPAs(ctx context.Context, t *Target, script string, threads, rows, seconds int) (map[string]float64, error) {
 	var tps float64
 	err := withServer(ctx, t, func(m *harness.MariaDB) error {
-		out, err := sysbench(ctx, m, rows, fmt.Sprintf("--threads=%d", oltpThreads), fmt.Sprintf("--time=%d", seconds), "run")
+		out, err := sysbenchAs(ctx, m, script, rows, fmt.Sprintf("--threads=%d", threads), fmt.Sprintf("--time=%d", seconds), "run")
 		if err != nil {
 			return err
 		}

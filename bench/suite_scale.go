@@ -337,9 +337,7 @@ func (t *Target) timeMounts(ctx context.Context, values map[string]float64) erro
 		}
 		t.mount = nil
 		if m.fresh {
-			t.stale = append(t.stale, t.State)
-			t.moves++
-			t.State = fmt.Sprintf("%s-%d", t.firstState, t.moves)
+			t.freshState()
 		}
 		if err := dropPageCache(); err != nil {
 			return err

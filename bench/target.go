@@ -198,9 +198,9 @@ func (t *Target) format(ctx context.Context) error {
 	return err
 }
 
-// mountConfig is the writable mount of the target's volume.
-func (t *Target) mountConfig() harness.MountConfig {
-	args := slices.Clone(t.args)
+// mountConfig is the writable mount of the target's volume, with further flags.
+func (t *Target) mountConfig(more ...string) harness.MountConfig {
+	args := append(slices.Clone(t.args), more...)
 	if t.Kind == Bucket {
 		args = append(args, "--durability", "bucket")
 	}
