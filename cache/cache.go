@@ -25,13 +25,14 @@ var ErrClosed = errors.New("cache is closed")
 // Options of a cache; zero values give the defaults.
 type Options struct {
 	LimitBytes   int64 // of local disk, counted in 4 KiB pages over all files; default 2 GiB
+	KeepFree     int64 // bytes of the disk that stay free for others, whatever the limit; default none
 	MaxOpenFiles int   // descriptors; default 1024
 	Logger       *slog.Logger
 }
 
 func (o Options) withDefaults() (Options, error) {
-	if o.LimitBytes < 0 || o.MaxOpenFiles < 0 {
-		return o, fmt.Errorf("cache: limit of %d bytes and %d open files: must not be negative", o.LimitBytes, o.MaxOpenFiles)
+	if o.LimitBytes < 0 || o.KeepFree < 0 || o.MaxOpenFiles < 0 {
+		return o, fmt.Errorf("cache: limit of %d bytes, %d bytes kept free and %d open files: must not be negative", o.LimitBytes, o.KeepFree, o.MaxOpenFiles)
 	}
 	if o.LimitBytes == 0 {
 		o.LimitBytes = 2 << 30
@@ -152,6 +153,21 @@ func (c *Cache) SetLimit(n int64) { c.pool.setLimit(n) }
 // Evict frees about n bytes, as far as there is something to evict, and returns
 // how many it freed.
 func (c *Cache) Evict(n int64) int64 { return c.pool.evict(n) }
+
+// KeepFree evicts until the disk has Options.KeepFree free again, which others may
+// have taken meanwhile, as far as there is something to evict.
+func (c *Cache) KeepFree() error {
+	if c.pool.room == nil {
+		return nil
+	}
+	c.pool.forgetRoom()
+	for {
+		room, err := c.pool.room()
+		if err != nil || room >= 0 || c.pool.evict(-room) == 0 {
+			return err
+		}
+	}
+}
 
 // Stats is a snapshot of the counters; sizes are bytes.
 type Stats struct {

@@ -31,6 +31,15 @@ func Open(fsys vfs.FS, dir string, o Options) (*Cache, error) {
 		pool: newPool(o.LimitBytes), fds: newDescriptors(o.MaxOpenFiles),
 		files: make(map[uint64]*File),
 	}
+	if o.KeepFree > 0 {
+		c.pool.room = func() (int64, error) {
+			free, err := fsys.Free(dir)
+			if err != nil {
+				return 0, fmt.Errorf("look at the disk of cache directory %s: %w", dir, err)
+			}
+			return free - o.KeepFree, nil
+		}
+	}
 	c.buffers.New = func() any { return new([BlockSize]byte) }
 	if err := c.makeDirs(); err != nil {
 		return nil, err

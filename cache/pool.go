@@ -15,8 +15,10 @@ type pool struct {
 	allocated int64    // charged bytes of all files, reservations included
 	clock     []*block // unordered but for the hand
 	hand      int
-	unknown   []*File // may hold unknown blocks; the last one is next
-	evicting  int     // evictions under way
+	unknown   []*File               // may hold unknown blocks; the last one is next
+	room      func() (int64, error) // bytes that the disk has above what stays free; nil: don't ask
+	budget    int64                 // of room, as it was when last asked for, not yet taken
+	evicting  int                   // evictions under way
 	ended     *sync.Cond
 	evictions int64
 }
@@ -53,13 +55,13 @@ func (p *pool) charge(n int64) {
 	p.mu.Unlock()
 }
 
-// reserve takes n bytes under the limit, evicting for them; false when there is
-// nothing more to evict. Called without any lock.
+// reserve takes n bytes under the limit and of what the disk has, evicting for
+// them; false when there is nothing more to evict. Called without any lock.
 func (p *pool) reserve(n int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for round := 0; ; round++ {
-		if p.allocated+n <= p.limit {
+		if p.allocated+n <= p.limit && p.take(n) {
 			p.allocated += n
 			return true
 		}
@@ -74,6 +76,39 @@ func (p *pool) reserve(n int64) bool {
 		}
 		p.ended.Wait()
 	}
+}
+
+// askEvery is how many bytes are given away before the disk is asked again what
+// it has: others write to it, too.
+const askEvery = 8 << 20
+
+// take takes n bytes of what the disk has; false when it hasn't so many. A disk
+// that can't be asked tells by its writes. mu is held, and given up meanwhile.
+func (p *pool) take(n int64) bool {
+	if p.room == nil {
+		return true
+	}
+	if p.budget < n {
+		p.mu.Unlock()
+		room, err := p.room()
+		p.mu.Lock()
+		if err != nil {
+			return true
+		}
+		p.budget = min(room, max(n, askEvery))
+	}
+	if p.budget < n || p.allocated+n > p.limit {
+		return false
+	}
+	p.budget -= n
+	return true
+}
+
+// forgetRoom makes the next reservation ask the disk.
+func (p *pool) forgetRoom() {
+	p.mu.Lock()
+	p.budget = 0
+	p.mu.Unlock()
 }
 
 // setLimit changes the limit and evicts what is above it and can go. What is

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -503,5 +504,62 @@ func diskFull(t *testing.T, ref int) {
 	mustClose(t, v)
 	if d := f.diff(bucketFiles(t, l.bucket, 0)); d != "" {
 		t.Error(d)
+	}
+}
+
+// needyKV is an index that takes no update on a nearly full disk.
+type needyKV struct {
+	metadata.KV
+	l    *lab
+	need int64
+}
+
+func (k needyKV) Update(fn func(metadata.Writer) error) error {
+	if free, err := k.l.disk.Free(k.l.dir); err != nil || free < k.need {
+		return errors.Join(err, syscall.ENOSPC)
+	}
+	return k.KV.Update(fn)
+}
+
+// A disk that is smaller than the limits of cache and journal, and whose index
+// needs room for every commit, is not filled so that nothing goes on: loads of
+// many times its size pass, also after a kill.
+func TestVolume_DiskSmallerThanTheLimits(t *testing.T) {
+	for _, ref := range []int{3000, 1 << 30} {
+		t.Run(fmt.Sprintf("references from %d bytes", ref), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLab(t, 1, 8192)
+				l.opt.ReferenceBytes = ref
+				set := func(o *Options) {
+					live(o)
+					o.CacheBytes, o.JournalBytes, o.KeepFree = 1<<30, 1<<30, 2<<20
+					o.JournalFileBytes = 2 << 20
+					open := o.OpenKV
+					o.OpenKV = func(dir string) (metadata.KV, error) {
+						kv, err := open(dir)
+						return needyKV{kv, l, 1 << 20}, err
+					}
+				}
+				l.disk.SetCapacity(16 << 20)
+				f := files{}
+				for round := range 3 {
+					v, err := l.mount(l.bucket, set)
+					if err != nil {
+						t.Fatalf("round %d: %v", round, err)
+					}
+					wantFiles(t, v, f, fmt.Sprintf("round %d begins", round))
+					for i := range 60 {
+						f.put(t, v, fmt.Sprintf("file%d", i%20), l.noise(400_000), 0)
+						mustFsync(t, v)
+						time.Sleep(100 * time.Millisecond)
+					}
+					wantFiles(t, v, f, fmt.Sprintf("round %d ends", round))
+					if free, err := l.disk.Free(l.dir); err != nil || free < 1<<20 {
+						t.Fatalf("%d bytes free, %v", free, err)
+					}
+					l.kill(v)
+				}
+			})
+		})
 	}
 }

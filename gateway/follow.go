@@ -79,6 +79,7 @@ type FollowOptions struct {
 	Dir      string                                // the follower's alone, for its index and cache
 	OpenKV   func(dir string) (metadata.KV, error) // of an index
 	Cache    int64                                 // bytes of local disk, default 2 GiB
+	KeepFree int64                                 // bytes of the disk that the cache leaves to others; default none
 	Fetches  int                                   // parallel ranged reads, default 16
 	Interval time.Duration                         // between looks for the next commit, default 1 s
 	Logger   *slog.Logger
@@ -138,7 +139,7 @@ func OpenFollower(ctx context.Context, o FollowOptions) (*Follower, error) {
 	if err := f.openIndex(ctx); err != nil {
 		return nil, err
 	}
-	v.local, err = openViewCache(v, ViewOptions{FS: o.FS, CacheDir: filepath.Join(o.Dir, "cache"), CacheBytes: o.Cache, Logger: o.Logger})
+	v.local, err = openViewCache(v, ViewOptions{FS: o.FS, CacheDir: filepath.Join(o.Dir, "cache"), CacheBytes: o.Cache, KeepFree: o.KeepFree, Logger: o.Logger})
 	if err != nil {
 		return nil, errors.Join(err, v.kv.Close())
 	}

@@ -71,6 +71,7 @@ type Options struct {
 	CommitInterval   time.Duration // default 1 s
 	CacheBytes       int64         // default 2 GiB
 	JournalBytes     int64         // default 1 GiB
+	KeepFree         int64         // of the local disk, in bytes, what cache and journal leave to the index, whatever their limits; default none: no disk is looked at
 	JournalFileBytes int64         // default 1/32 of JournalBytes, 2 to 32 MiB; less than 2 MiB counts as 2 MiB
 	MemoryBytes      int64         // of uncommitted metadata, default 96 MiB
 	UploadBytes      int64         // of buffers being uploaded, default 96 MiB

@@ -119,7 +119,7 @@ func (v *Volume) open(ctx context.Context) error {
 		}
 	}
 	v.cacheBytes.Store(v.opt.CacheBytes)
-	if v.cache, err = cache.Open(v.fs, filepath.Join(dir, "cache"), cache.Options{LimitBytes: v.opt.CacheBytes, Logger: v.log}); err != nil {
+	if v.cache, err = cache.Open(v.fs, filepath.Join(dir, "cache"), cache.Options{LimitBytes: v.opt.CacheBytes, KeepFree: v.keepFree(), Logger: v.log}); err != nil {
 		return fmt.Errorf("cache in %s: %w", dir, err)
 	}
 	v.takeHead(v.index.Head())
@@ -295,10 +295,21 @@ func journalError(err error) error {
 func (v *Volume) journalOptions(id [16]byte, create bool) journal.Options {
 	v.journalBytes = v.journalLimit()
 	return journal.Options{
-		Create: create, FileSize: v.opt.JournalFileBytes, MaxBytes: v.journalBytes, Identity: id,
+		Create: create, FileSize: v.opt.JournalFileBytes, MaxBytes: v.journalBytes, KeepFree: v.keepFree(), Identity: id,
 		BeforeSync: v.syncReferences, Expand: v.expandReference, Verify: v.verifyRecord,
 		Rand: v.opt.Rand, Logger: v.log,
 	}
+}
+
+// keepFree is what cache and journal leave free of their disk: with what the index
+// needs for a commit, the files that a recovery makes before it can give any back,
+// which are up to two of records written anew and the one that follows.
+func (v *Volume) keepFree() int64 {
+	const files = 3
+	if v.opt.KeepFree == 0 {
+		return 0
+	}
+	return v.opt.KeepFree + files*v.opt.JournalFileBytes
 }
 
 // journalLimit is the journal's limit in bytes for this mount. Every mount

@@ -32,7 +32,7 @@ func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, path *pa
 		return v.journalDamaged(dir, err)
 	}
 	if info.Torn {
-		v.log.Info("journal ended in a torn tail, which was never acknowledged as durable", "reason", info.TornReason, "bytes", info.TornBytes)
+		v.log.Warn("journal ended in a torn tail, as a crash leaves it of what nothing tells to have been durable", "reason", info.TornReason, "bytes", info.TornBytes)
 	}
 	next := max(info.Last, journal.LSN(v.head.LastLSN)) + 1
 	if err := v.journal.Start(epoch, next); err != nil {

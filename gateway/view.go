@@ -47,6 +47,7 @@ type ViewOptions struct {
 	FS         vfs.FS
 	CacheDir   string // empty: no cache
 	CacheBytes int64  // of local disk; default 2 GiB
+	KeepFree   int64  // bytes of the disk that the cache leaves to others; default none
 	Logger     *slog.Logger
 }
 

@@ -45,7 +45,7 @@ func openViewCache(v *View, o ViewOptions) (*viewCache, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	c, err := cache.Open(o.FS, o.CacheDir, cache.Options{LimitBytes: o.CacheBytes, Logger: log})
+	c, err := cache.Open(o.FS, o.CacheDir, cache.Options{LimitBytes: o.CacheBytes, KeepFree: o.KeepFree, Logger: log})
 	if err != nil {
 		return nil, fmt.Errorf("cache in %s: %w", o.CacheDir, err)
 	}

@@ -41,6 +41,9 @@ func (v *Volume) runWatch() {
 		case <-v.quit:
 			return
 		}
+		if err := v.cache.KeepFree(); err != nil {
+			v.log.Warn("the cache does not know how full its disk is", "error", err)
+		}
 		what := v.nearLimit()
 		if what == "" || !warned.IsZero() && time.Since(warned) < watchRepeat {
 			continue

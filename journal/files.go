@@ -18,6 +18,13 @@ func (j *Journal) createSpare(excess bool) (*file, error) {
 		j.mu.Unlock()
 		return nil, fmt.Errorf("%w: the journal has its %d files of %d bytes", ErrNoSpace, j.total, j.o.FileSize)
 	}
+	j.mu.Unlock()
+	if !excess && j.o.KeepFree > 0 {
+		if err := j.roomOnDisk(); err != nil {
+			return nil, err
+		}
+	}
+	j.mu.Lock()
 	j.total++
 	j.spareName++
 	f := &file{name: fileName(j.spareName, spareFile), size: j.o.FileSize}
@@ -27,6 +34,18 @@ func (j *Journal) createSpare(excess bool) (*file, error) {
 		return f, nil
 	}
 	return nil, errors.Join(fmt.Errorf("make journal file %s: %w", j.path(f.name), diskError(err)), j.discard(f))
+}
+
+// roomOnDisk returns ErrNoSpace when another file would take what others need.
+func (j *Journal) roomOnDisk() error {
+	free, err := j.fs.Free(j.dir)
+	if err != nil {
+		return fmt.Errorf("look at the disk of journal %s: %w", j.dir, err)
+	}
+	if free < j.o.FileSize+j.o.KeepFree {
+		return fmt.Errorf("%w: the disk of journal %s has %d bytes free; a file takes %d, and %d stay free", ErrNoSpace, j.dir, free, j.o.FileSize, j.o.KeepFree)
+	}
+	return nil
 }
 
 // fill writes zeros: an fdatasync of unwritten blocks would change metadata.

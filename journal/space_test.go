@@ -327,3 +327,28 @@ func TestJournal_Start_AfterAKillOfAFullJournal(t *testing.T) {
 		})
 	}
 }
+
+// What is to stay free of the disk is not made into files, but for those without
+// which the journal can't begin.
+func TestJournal_KeepFree_NewFilesLeaveIt(t *testing.T) {
+	disk := newDisk(t)
+	o := bigOptions()
+	o.KeepFree, o.NoSpaceFails = 100<<10, true
+	disk.SetCapacity(disk.Used() + 50<<10)
+	j := start(t, disk, o) // one file, of what is to stay free
+	defer stop(t, j)
+	disk.SetCapacity(disk.Used() + 150<<10)
+	var err error
+	for err == nil {
+		_, _, err = j.Append(nil, testEntry(1, 1500))
+	}
+	free, ferr := disk.Free(testDir)
+	must(t, ferr)
+	if !errors.Is(err, ErrNoSpace) || free < o.KeepFree || free > o.KeepFree+o.FileSize {
+		t.Fatalf("%v with %d bytes free", err, free)
+	}
+	syncAll(t, j)
+	must(t, j.Free(j.End()))
+	_, _, err = j.Append(nil, testEntry(1, 1500))
+	must(t, err)
+}

@@ -66,6 +66,10 @@ type Options struct {
 	// tenth of it is granted to engine reservations only. The rewrite after a
 	// failed write may pass it.
 	MaxBytes int64
+	// KeepFree is what a new file leaves free of the disk, in bytes, for those that
+	// need it to free the journal; default none. The files that recovery needs are
+	// made all the same.
+	KeepFree int64
 	// MaxUnsyncedBytes bounds what is kept in memory for a rewrite; an Append
 	// that would pass it syncs first. Default 16 MiB.
 	MaxUnsyncedBytes int64

@@ -229,7 +229,7 @@ func (a *app) openForImport(ctx context.Context, sm *storageManager, o *importOp
 	}
 	return gateway.Open(ctx, gateway.Options{
 		Store: s, Keys: s.keys, URL: u.String(), FS: vfs.OS(), StateDir: state, OpenKV: openKV(quietLogger()),
-		CacheBytes: sm.cache.Bytes, JournalBytes: 1 << 30, RequireReleased: true, Owner: gateway.HostOwner(state), Logger: quietLogger(),
+		CacheBytes: sm.cache.Bytes, JournalBytes: 1 << 30, KeepFree: keepFree, RequireReleased: true, Owner: gateway.HostOwner(state), Logger: quietLogger(),
 	})
 }
 

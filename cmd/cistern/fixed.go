@@ -120,7 +120,7 @@ func (f *fixed) open(ctx context.Context, o *mountOptions, s *store) (err error)
 	}
 	f.view, err = gateway.OpenView(ctx, gateway.ViewOptions{
 		Store: s, Keys: s.keys, URL: url, KV: kv, Commit: o.commit, Fetches: s.requests.downloads,
-		FS: vfs.OS(), CacheDir: filepath.Join(dir, "cache"), CacheBytes: o.cache.Bytes, Logger: f.log,
+		FS: vfs.OS(), CacheDir: filepath.Join(dir, "cache"), CacheBytes: o.cache.Bytes, KeepFree: keepFree, Logger: f.log,
 	})
 	if err != nil {
 		return errors.Join(err, kv.Close())

@@ -113,7 +113,7 @@ func openFollowing(ctx context.Context, o *mountOptions, s *store, log *slog.Log
 	}
 	f.f, err = gateway.OpenFollower(ctx, gateway.FollowOptions{
 		Store: s, Keys: s.keys, URL: o.t.url.String(), FS: vfs.OS(), Dir: filepath.Join(o.state, followName), OpenKV: openKV(log),
-		Cache: o.cache.Bytes, Fetches: s.requests.downloads, Interval: o.follow.d, Logger: log,
+		Cache: o.cache.Bytes, KeepFree: keepFree, Fetches: s.requests.downloads, Interval: o.follow.d, Logger: log,
 	})
 	if err != nil {
 		return nil, errors.Join(err, f.lock.Close())

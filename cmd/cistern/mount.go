@@ -467,11 +467,15 @@ const relayUploadBytes = 16 << 20
 // both would want the same disk.
 const networkBulk = 64 << 20
 
+// keepFree is what cache and journal leave free of their disk for the index, in
+// bytes: it takes no commit with less than 32 MiB, and only commits let both shrink.
+const keepFree = 48 << 20
+
 // engineOptions are the options for the engine.
 func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options {
 	g := gateway.Options{
 		Store: s, Keys: s.keys, URL: o.t.url.String(), FS: vfs.OS(), StateDir: o.state, OpenKV: openKV(log),
-		Durability: o.durability.Durability, CommitInterval: o.interval.d, CacheBytes: o.cache.Bytes,
+		Durability: o.durability.Durability, CommitInterval: o.interval.d, CacheBytes: o.cache.Bytes, KeepFree: keepFree,
 		Fetches: s.requests.engine, JournalBytes: o.journal.Bytes, LimitENOSPC: o.limit.value == "enospc",
 		Wait: o.wait.d, RequireReleased: o.waitSet && o.wait.d == 0,
 		Fit: func(ctx context.Context) error {

@@ -314,7 +314,7 @@ func (a *app) openOwn(ctx context.Context, t target, takeover bool) (service, er
 	}
 	v, err := gateway.Open(ctx, gateway.Options{
 		Store: s, Keys: s.keys, URL: t.url.String(), FS: vfs.OS(), StateDir: dir, OpenKV: openKV(quietLogger()),
-		CacheBytes: cmp.Or(a.local, commandLocal), JournalBytes: cmp.Or(a.local, commandLocal), RequireReleased: true, Takeover: takeover,
+		CacheBytes: cmp.Or(a.local, commandLocal), JournalBytes: cmp.Or(a.local, commandLocal), KeepFree: keepFree, RequireReleased: true, Takeover: takeover,
 		Owner: gateway.HostOwner(dir), Logger: quietLogger(),
 	})
 	if err != nil && left {
