@@ -307,7 +307,7 @@ func TestBinlog_BadInput_OneSentenceRightStatus(t *testing.T) {
 		{1, "no relay of " + u + " runs on this machine", []string{"stop", u}},
 		{1, "no relay of " + u + " runs on this machine", []string{"source", "start", u}},
 		{1, "the group 9-9-9, where the archive ends at", append(in, "mark", u, "nightly", "9-9-9")},
-		{2, "it is not a whole number", append(in, "replay", u, "--server-id", "x")},
+		{2, "--server-id x: is no number", append(in, "replay", u, "--server-id", "x")},
 		{1, "no file is called x", append(in, "verify", u, "x")},
 		{2, "say what to delete", append(in, "purge", u)},
 		{2, "is no time before now", append(in, "purge", u, "--before", "-soon")},

@@ -182,7 +182,7 @@ func TestMount_FixedPoint_Times(t *testing.T) {
 		p.mustBinary("umount", dir)
 	}
 	status, _, errs := p.binary("mount", p.url()+"@2001-01-01T00:00:00Z", dir)
-	checkFailure(t, nil, 1, "has nothing of 2001-01-01", status, errs)
+	checkFailure(t, nil, 2, "has nothing of 2001-01-01", status, errs)
 	p.mustBinary("umount", mnt)
 }
 

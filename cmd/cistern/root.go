@@ -50,6 +50,7 @@ found, 5 the store can't be reached.`,
 		a.logCommand(), a.checkCommand(), a.dumpCommand(), a.collectCommand(), a.snapshotCommand(), a.cloneCommand(), a.restoreCommand(), a.destroyCommand(), a.probeCommand(), a.binlogCommand(),
 		a.importCommand(), a.exportCommand(), a.configCommand(), a.toolsCommand(), a.versionCommand(),
 	)
+	c.SetOut(a.stdout) // cobra's completion writes to what is set by now
 	completions(c)
 	return c
 }

@@ -179,6 +179,10 @@ func TestSalvage_BadInput_IsRefused(t *testing.T) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	p.fails(2, "is no mount's state directory", "salvage", dir)
+	if err := os.WriteFile(filepath.Join(dir, "owner.json"), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if out := p.must("salvage", dir); !strings.Contains(out, "nothing was set aside") {
 		t.Errorf("%q", out)
 	}
