@@ -13,18 +13,16 @@ const fillSize = 256 << 10
 // createSpare makes a file full of zeros, durable under a spare name. Without
 // excess it fails when the journal has all the files it may have.
 func (j *Journal) createSpare(excess bool) (*file, error) {
-	j.mu.Lock()
-	if j.total >= j.maxFiles && !excess {
-		j.mu.Unlock()
-		return nil, fmt.Errorf("%w: the journal has its %d files of %d bytes", ErrNoSpace, j.total, j.o.FileSize)
-	}
-	j.mu.Unlock()
 	if !excess && j.o.KeepFree > 0 {
 		if err := j.roomOnDisk(); err != nil {
 			return nil, err
 		}
 	}
 	j.mu.Lock()
+	if j.total >= j.maxFiles && !excess {
+		j.mu.Unlock()
+		return nil, fmt.Errorf("%w: the journal has its %d files of %d bytes", ErrNoSpace, j.total, j.o.FileSize)
+	}
 	j.total++
 	j.spareName++
 	f := &file{name: fileName(j.spareName, spareFile), size: j.o.FileSize}
