@@ -29,14 +29,14 @@ check: static
 	CI= $(GO) test -short -timeout 5m ./...
 
 test:
-	scripts/install-deps.sh
+	scripts/install-deps.sh tests
 	$(MAKE) static
 	@mkdir -p bin && rm -f bin/not-tested
 	CI=true CISTERN_NOT_TESTED=$(CURDIR)/bin/not-tested $(GO) test -p 2 -timeout 30m ./...; \
 	status=$$?; [ ! -s bin/not-tested ] || cat bin/not-tested; exit $$status
 
 soak:
-	scripts/install-deps.sh
+	scripts/install-deps.sh tests
 	CI=true SOAK_SECONDS=$(SOAK_SECONDS) SOAK_PREFIXES=$(SOAK_PREFIXES) CISTERN_ROUNDS=$(CISTERN_ROUNDS) $(GO) test -count 1 -p 1 -timeout 0 ./...
 
 demo:

@@ -20,6 +20,10 @@ needs=(
 	getfacl:acl
 	fuser:psmisc
 )
+# With the argument "tests": what fetches servers of other releases.
+if [[ ${1-} == tests ]]; then
+	needs+=(npm:npm)
+fi
 
 # Root's sbin folders may be missing from the PATH of an ordinary user.
 PATH=$PATH:/usr/sbin:/sbin
