@@ -35,15 +35,18 @@ func (v *Volume) runWatch() {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	var warned time.Time
+	var blind bool
 	for {
 		select {
 		case <-tick.C:
 		case <-v.quit:
 			return
 		}
-		if err := v.cache.KeepFree(); err != nil {
+		err := v.cache.KeepFree()
+		if err != nil && !blind {
 			v.log.Warn("the cache does not know how full its disk is", "error", err)
 		}
+		blind = err != nil // told once, not at every tick
 		what := v.nearLimit()
 		if what == "" || !warned.IsZero() && time.Since(warned) < watchRepeat {
 			continue
