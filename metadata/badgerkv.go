@@ -120,40 +120,76 @@ func (b *BadgerKV) Fill(next func() ([]op, error)) error {
 		}
 	}()
 	if err := w.Prepare(); err != nil {
-		return fmt.Errorf("fill the index %s: %w", b.dir, err)
+		return b.fillError(err)
 	}
+	if err := b.stream(w, next); err != nil {
+		return err
+	}
+	ended = true // Flush stops what Cancel would, also when it fails
+	return b.fillError(w.Flush())
+}
+
+// stored is a buffer that may be filled anew, and how storing it went.
+type stored struct {
+	buf *z.Buffer
+	err error
+}
+
+// stream stores what next returns: one goroutine stores records while the
+// caller's makes the next ones.
+func (b *BadgerKV) stream(w *badger.StreamWriter, next func() ([]op, error)) (err error) {
+	// Two buffers: one is filled while the other one is stored. Write keeps neither.
+	empty, full := make(chan stored, 2), make(chan *z.Buffer)
+	for range cap(empty) {
+		empty <- stored{buf: z.NewBuffer(1<<20, "index")}
+	}
+	go func() {
+		for buf := range full {
+			err := w.Write(buf)
+			buf.Reset()
+			empty <- stored{buf, err}
+		}
+	}()
+	free := cap(empty) // buffers to come back at the end
+	defer func() {
+		close(full)
+		for range free {
+			s := <-empty
+			err = errors.Join(err, b.fillError(s.err), s.buf.Release())
+		}
+	}()
 	for {
 		ops, err := next()
-		if err != nil {
+		if err != nil || len(ops) == 0 {
 			return err
-		}
-		if len(ops) == 0 {
-			break
 		}
 		if err := b.roomy(); err != nil {
 			return err
 		}
-		if err := writeStream(w, ops); err != nil {
-			return fmt.Errorf("fill the index %s: %w", b.dir, err)
+		s := <-empty
+		if s.err != nil {
+			free--
+			return errors.Join(b.fillError(s.err), s.buf.Release())
 		}
+		writeStream(s.buf, ops)
+		full <- s.buf
 	}
-	ended = true // Flush stops what Cancel would, also when it fails
-	if err := w.Flush(); err != nil {
-		return fmt.Errorf("fill the index %s: %w", b.dir, err)
-	}
-	return nil
 }
 
-// writeStream hands records over, each kind as a stream of its own.
-func writeStream(w *badger.StreamWriter, ops []op) error {
-	buf := z.NewBuffer(1<<20, "index")
+func (b *BadgerKV) fillError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("fill the index %s: %w", b.dir, err)
+}
+
+// writeStream appends records to a buffer, each kind as a stream of its own.
+func writeStream(buf *z.Buffer, ops []op) {
 	var kv pb.KV
 	for _, o := range ops {
 		kv.Key, kv.Value, kv.Version, kv.StreamId = o.key, o.value, 1, uint32(o.key[0])
 		badger.KVToBuffer(&kv, buf)
 	}
-	err := w.Write(buf)
-	return errors.Join(err, buf.Release())
 }
 
 // Sync implements KV. Badger's own Sync leaves out the logs of tables that are

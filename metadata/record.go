@@ -60,7 +60,8 @@ func inodeKey(id InodeID) []byte  { return key8(kindInode, uint64(id)) }
 func orphanKey(id InodeID) []byte { return key8(kindOrphan, uint64(id)) }
 
 func nameKVKey(parent InodeID, name string) []byte {
-	return append(key8(kindName, uint64(parent)), name...)
+	b := binary.BigEndian.AppendUint64(append(make([]byte, 0, 9+len(name)), kindName), uint64(parent))
+	return append(b, name...)
 }
 
 func cookieKey(parent InodeID, cookie uint64) []byte {

@@ -49,7 +49,7 @@ func decodeInode(key, value []byte) (*Inode, error) {
 }
 
 func encodeName(n *Dentry) []byte {
-	e := &encoder{}
+	e := &encoder{b: make([]byte, 0, 32)}
 	e.uint(uint64(n.Inode))
 	e.uint(uint64(n.Type))
 	e.uint(n.Cookie)
@@ -71,7 +71,7 @@ func decodeName(key, value []byte) (Dentry, error) {
 }
 
 func encodeCookie(n *Dentry) []byte {
-	e := &encoder{}
+	e := &encoder{b: make([]byte, 0, 32+len(n.Name))}
 	e.uint(uint64(n.Inode))
 	e.uint(uint64(n.Type))
 	e.string(n.Name)
@@ -246,7 +246,7 @@ func decodeDead(key, value []byte) (Dead, error) {
 
 // encodeUint and decodeUint are the values that are one number: a death, a count, a sum.
 func encodeUint(key []byte, v uint64) []byte {
-	e := &encoder{}
+	e := &encoder{b: make([]byte, 0, 16)}
 	e.uint(v)
 	return e.value(key)
 }
