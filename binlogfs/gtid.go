@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-mysql-org/go-mysql/mysql"
 	"github.com/go-mysql-org/go-mysql/replication"
+	"github.com/go-mysql-org/go-mysql/serialization"
 )
 
 // Flavor is whose dialect of the binary log and of GTIDs a source speaks.
@@ -72,14 +73,32 @@ func decodeGTID(h Header, body []byte) (g GTID, standalone bool, err error) {
 		}
 		return GTID{Flavor: MySQL, SID: uuidText(body[1:17]), Number: binary.LittleEndian.Uint64(body[17:])}, false, nil
 	}
-	var e replication.GtidTaggedLogEvent
-	if err := e.Decode(body); err != nil {
-		return g, false, fmt.Errorf("%w: a tagged Gtid event: %v", ErrCorrupt, err)
+	g, err = decodeTagged(body)
+	return g, false, err
+}
+
+// decodeTagged reads the first four fields of MySQL's tagged Gtid event: its flags,
+// UUID, number and tag. go-mysql's own decoder panics at an event that is cut off
+// and at the ticket of a group replication, and a damaged event comes here before
+// its checksum is compared.
+func decodeTagged(body []byte) (GTID, error) {
+	uuid, number, tag := &serialization.FieldIntFixed{Length: 16}, &serialization.FieldIntVar{}, &serialization.FieldString{}
+	fields := []serialization.Field{{Name: "gtid_flags", Type: &serialization.FieldIntFixed{Length: 1}}, {Name: "uuid", Type: uuid}, {Name: "gno", Type: number}, {Name: "tag", Type: tag}}
+	if len(body) < 3 {
+		return GTID{}, fmt.Errorf("%w: a tagged Gtid event of %d bytes", ErrCorrupt, len(body))
 	}
-	if len(e.SID) != 16 {
-		return g, false, fmt.Errorf("%w: a tagged Gtid event with a UUID of %d bytes", ErrCorrupt, len(e.SID))
+	if err := serialization.Unmarshal(body, &serialization.Message{Format: serialization.Format{Fields: fields}}); err != nil {
+		return GTID{}, fmt.Errorf("%w: a tagged Gtid event: %v", ErrCorrupt, err)
 	}
-	return GTID{Flavor: MySQL, SID: uuidText(e.SID), Tag: e.Tag.String(), Number: uint64(e.GNO)}, false, nil
+	for _, f := range fields {
+		if f.Skipped {
+			return GTID{}, fmt.Errorf("%w: a tagged Gtid event without its field %s", ErrCorrupt, f.Name)
+		}
+	}
+	if number.Value <= 0 {
+		return GTID{}, fmt.Errorf("%w: a tagged Gtid event with the number %d", ErrCorrupt, number.Value)
+	}
+	return GTID{Flavor: MySQL, SID: uuidText(uuid.Value), Tag: mysql.NewTag(tag.Value).String(), Number: uint64(number.Value)}, nil
 }
 
 // uuidText writes 16 bytes as servers write UUIDs.
