@@ -3,6 +3,7 @@ package binlogfs
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,7 +46,7 @@ func readHead(f adoptable) (*logHead, error) {
 		return nil, fmt.Errorf("%w: %s: %w", ErrCorrupt, f.name, errBegun)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", f.name, err)
-	case string(m) == "\xfdbin":
+	case string(m) == encryptedMagic:
 		return nil, encrypted(f.name)
 	}
 	t := newTracker(1, f.name)
@@ -67,6 +68,9 @@ func readHead(f adoptable) (*logHead, error) {
 	}
 	return &logHead{format: t.format, serverID: t.info.ServerID, previous: t.prev}, nil
 }
+
+// encryptedMagic is what MySQL's encrypted binary logs begin with.
+const encryptedMagic = "\xfdbin"
 
 func encrypted(name string) error {
 	return fmt.Errorf("%w: %s: let a relay pull it from its server, which sends it in clear", ErrEncrypted, name)
@@ -107,7 +111,7 @@ func listAdoptable(dir fs.FS) (files []adoptable, ripple bool, err error) {
 	if len(names) == 0 {
 		return nil, false, fmt.Errorf("%w: the directory has no files like mysql-bin.000001", ErrNoLogs)
 	}
-	slices.SortStableFunc(names, func(a, b string) int { return compareNumbers(a, b) })
+	slices.SortStableFunc(names, compareNumbers)
 	for i, n := range names {
 		if _, ok := sizes[n]; !ok {
 			return nil, false, fmt.Errorf("%w: %s names %s, which is not there", ErrGap, index, n)
@@ -132,14 +136,7 @@ func listAdoptable(dir fs.FS) (files []adoptable, ripple bool, err error) {
 }
 
 func compareNumbers(a, b string) int {
-	x, y := logNumber(a), logNumber(b)
-	switch {
-	case x < y:
-		return -1
-	case x > y:
-		return 1
-	}
-	return strings.Compare(a, b)
+	return cmp.Or(cmp.Compare(logNumber(a), logNumber(b)), strings.Compare(a, b))
 }
 
 // nextTo refuses files that are not neighbours.
@@ -165,9 +162,12 @@ func readIndex(dir fs.FS, name string) (names []string, starts map[string]string
 		return nil, nil, err
 	}
 	defer f.Close() // only read
-	body, err := io.ReadAll(io.LimitReader(f, maxIndex))
+	body, err := io.ReadAll(io.LimitReader(f, maxIndex+1))
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if len(body) > maxIndex {
+		return nil, nil, fmt.Errorf("%w: %s has more than %d bytes, which no index of binary logs has", ErrCorrupt, name, maxIndex)
 	}
 	if bytes.HasPrefix(body, []byte(rippleIndex)) {
 		return readRippleIndex(name, string(body))

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/cisternfs/cistern/gateway"
 )
@@ -62,15 +61,7 @@ func logNames(ctx context.Context, t Tree, dir string) ([]string, error) {
 		return nil, fmt.Errorf("%s: %w", dir, err)
 	}
 	names := slices.DeleteFunc(all, func(n string) bool { return !isLogName(n) })
-	slices.SortStableFunc(names, func(a, b string) int {
-		switch x, y := logNumber(a), logNumber(b); {
-		case x < y:
-			return -1
-		case x > y:
-			return 1
-		}
-		return strings.Compare(a, b)
-	})
+	slices.SortStableFunc(names, compareNumbers)
 	return names, nil
 }
 

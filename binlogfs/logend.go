@@ -1,9 +1,13 @@
 package binlogfs
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+
+	"github.com/go-mysql-org/go-mysql/replication"
 )
 
 // LogEnd is where a server's binary log ends, as its last file tells.
@@ -18,12 +22,26 @@ type LogEnd struct {
 // ReadLogEnd reads the last file of a server's binary log, as a server that died
 // left it, from r: up to the last group that is whole. What follows is dropped, as
 // the server does when it starts. Errors: ErrCorrupt when it is no binary log or has
-// no whole head; ErrEncrypted; those of r.
+// no whole head; ErrEncrypted when only its server can read it; those of r.
 func ReadLogEnd(ctx context.Context, r io.Reader, name string) (*LogEnd, error) {
 	t := newTracker(1, name)
 	var failed error
-	err := scan(ctx, &notedReader{r, &failed}, t, nil)
-	if failed != nil || ctx.Err() != nil {
+	in := bufio.NewReaderSize(&notedReader{r, &failed}, scanBuffer)
+	if m, _ := in.Peek(len(magic)); string(m) == encryptedMagic { // scan meets what failed, too
+		return nil, encrypted(name)
+	}
+	err := scan(ctx, in, t, func(e *Event) error {
+		if e.Type == replication.MARIADB_START_ENCRYPTION_EVENT {
+			return encrypted(name)
+		}
+		return nil
+	})
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case failed != nil:
+		return nil, fmt.Errorf("%s: %w", name, failed)
+	case errors.Is(err, ErrEncrypted):
 		return nil, err
 	}
 	if t.info.Server == "" || t.added == nil {

@@ -45,8 +45,23 @@ func TestReadLogEnd_NoLogOrNoReader(t *testing.T) {
 	}
 	body := recordedStream(t, "m1011").bodies[0]
 	broken := errors.New("the bucket is away")
-	r := io.MultiReader(bytes.NewReader(body[:len(body)/2]), iotest.ErrReader(broken))
-	if _, err := ReadLogEnd(t.Context(), r, "x.000001"); !errors.Is(err, broken) {
-		t.Errorf("a failing reader was taken for the end: %v", err)
+	for _, n := range []int{0, 2, 4, len(body) / 2} {
+		r := io.MultiReader(bytes.NewReader(body[:n]), iotest.ErrReader(broken))
+		if _, err := ReadLogEnd(t.Context(), r, "x.000001"); !errors.Is(err, broken) || errors.Is(err, ErrCorrupt) {
+			t.Errorf("a reader that fails after %d bytes was taken for the end, or for damage: %v", n, err)
+		}
+	}
+}
+
+// Of an encrypted log nothing is known: it must not be taken for an empty one.
+func TestReadLogEnd_Encrypted(t *testing.T) {
+	body := recordedStream(t, "m118").bodies[0]
+	for name, body := range map[string][]byte{
+		"MySQL":   append([]byte(encryptedMagic), body[4:]...),
+		"MariaDB": startEncryption(body),
+	} {
+		if end, err := ReadLogEnd(t.Context(), bytes.NewReader(body), "x.000001"); !errors.Is(err, ErrEncrypted) || errors.Is(err, ErrCorrupt) {
+			t.Errorf("%s: %+v, %v, want ErrEncrypted", name, end, err)
+		}
 	}
 }

@@ -218,7 +218,11 @@ func scan(ctx context.Context, r io.Reader, t *tracker, fn func(*Event) error) e
 	in := bufio.NewReaderSize(r, scanBuffer)
 	if t.end == 0 {
 		var m [len(magic)]byte
-		if _, err := io.ReadFull(in, m[:]); err != nil || string(m[:]) != magic {
+		_, err := io.ReadFull(in, m[:])
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+			return err
+		}
+		if err != nil || string(m[:]) != magic {
 			return fmt.Errorf("%w: %s is no binary log (it is encrypted, or another kind of file)", ErrCorrupt, t.info.Name)
 		}
 		t.magic()
@@ -302,26 +306,30 @@ func readFormat(in *bufio.Reader, t *tracker, h Header, raw []byte) error {
 	return nil
 }
 
-// rest reads what is left of an event's body, and verifies its checksum.
-func rest(in io.Reader, t *tracker, n int) error {
-	var piece [64 << 10]byte
+// rest reads what is left of an event's body, and verifies its checksum. It looks
+// at the bytes where in has them: most events are small and many.
+func rest(in *bufio.Reader, t *tracker, n int) error {
 	for n > 0 {
-		p := piece[:min(n, len(piece))]
-		if _, err := io.ReadFull(in, p); err != nil {
+		p, err := in.Peek(min(n, max(1, in.Buffered())))
+		if err != nil {
 			return unexpected(err)
 		}
 		t.bytes(p)
 		t.crc32.add(p)
 		n -= len(p)
+		_, _ = in.Discard(len(p)) // they are there
 	}
 	if !t.format.Checksum && t.header.Type != replication.FORMAT_DESCRIPTION_EVENT {
 		return nil
 	}
-	if _, err := io.ReadFull(in, piece[:checksumSize]); err != nil {
+	sum, err := in.Peek(checksumSize)
+	if err != nil {
 		return unexpected(err)
 	}
-	t.bytes(piece[:checksumSize])
-	return t.verify(piece[:checksumSize])
+	t.bytes(sum)
+	err = t.verify(sum)
+	_, _ = in.Discard(checksumSize)
+	return err
 }
 
 // verify compares the event's checksum.

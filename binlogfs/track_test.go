@@ -9,9 +9,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -165,6 +167,32 @@ func TestScan_NoBinaryLog(t *testing.T) {
 		if !errors.Is(err, ErrCorrupt) {
 			t.Errorf("%q: %v", body, err)
 		}
+	}
+}
+
+// What keeps a file from being read says nothing of what is in it.
+func TestScan_FailingReader_IsNoDamage(t *testing.T) {
+	body := recordedStream(t, "m1011").bodies[0]
+	broken := errors.New("the bucket is away")
+	for n := range len(body) {
+		r := io.MultiReader(bytes.NewReader(body[:n]), iotest.ErrReader(broken))
+		err := scan(t.Context(), r, newTracker(1, "x.000001"), nil)
+		if !errors.Is(err, broken) || errors.Is(err, ErrCorrupt) {
+			t.Fatalf("after %d bytes: %v", n, err)
+		}
+	}
+}
+
+// An event is read where the buffer has it: however many there are, a scan takes
+// little memory.
+func TestScan_ManyEvents_LittleMemory(t *testing.T) {
+	body := recordedStream(t, "m1011").bodies[0]
+	events, before, after := 0, runtime.MemStats{}, runtime.MemStats{}
+	runtime.ReadMemStats(&before)
+	err := scan(t.Context(), bytes.NewReader(body), newTracker(1, "x.000001"), func(*Event) error { events++; return nil })
+	runtime.ReadMemStats(&after)
+	if got := after.TotalAlloc - before.TotalAlloc; err != nil || events < 50 || got > 1<<20+uint64(events)*(8<<10) {
+		t.Errorf("%d events took %d bytes: %v", events, got, err)
 	}
 }
 

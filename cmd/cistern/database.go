@@ -16,13 +16,13 @@ import (
 // database is a database directory in a volume, as one commit has it.
 type database struct {
 	Dir    text   `json:"directory"` // of the data, from the top
-	Log    string `json:"-"`         // how its binary logs begin: mysql-bin; empty when it has none
+	Log    string `json:"-"`         // how its binary logs begin: mysql-bin; empty when it has none beside its data
 	Server string `json:"server,omitempty"`
 	File   string `json:"file,omitempty"`   // the last binary log
 	Offset int64  `json:"offset,omitempty"` // in it, behind the last whole group
 	GTID   string `json:"gtid,omitempty"`   // the position up to there
 	owner  [2]uint32
-	state  *binlogfs.GTIDState // nil without a binary log
+	state  *binlogfs.GTIDState // nil without a binary log that can be read
 }
 
 // String says where a server that starts on it goes on; of nil that there is none.
@@ -30,6 +30,8 @@ func (d *database) String() string {
 	switch {
 	case d == nil:
 		return "none was found"
+	case d.File == "" && d.Log != "":
+		return fmt.Sprintf("in /%s, with an encrypted binary log, of which its server alone knows where it ends", d.Dir.shown())
 	case d.File == "":
 		return fmt.Sprintf("in /%s, without a binary log beside its data", d.Dir.shown())
 	}
@@ -90,6 +92,9 @@ func dataDirs(ctx context.Context, r reading) (found []string, err error) {
 	return found, err
 }
 
+// maxIndex bounds an index of binary logs that is read whole: a million names and more.
+const maxIndex = 64 << 20
+
 // readLog finds the index of the directory's binary logs and reads the last one.
 func (d *database) readLog(ctx context.Context, r reading, dir string) error {
 	n, err := r.lookup(ctx, dir)
@@ -108,8 +113,11 @@ func (d *database) readLog(ctx context.Context, r reading, dir string) error {
 	}
 	for _, index := range indexes {
 		var body bytes.Buffer
-		if err := r.read(ctx, join(dir, index), 0, 1<<20, &body); err != nil {
+		if err := r.read(ctx, join(dir, index), 0, maxIndex+1, &body); err != nil {
 			return err
+		}
+		if body.Len() > maxIndex {
+			continue // the last of its lines, which counts, would be missing
 		}
 		names, err := binlogfs.IndexNames(body.Bytes())
 		if err != nil || len(names) == 0 {
@@ -121,7 +129,8 @@ func (d *database) readLog(ctx context.Context, r reading, dir string) error {
 }
 
 // readEnd reads the last of a directory's binary logs. One that was only begun has
-// nothing yet: then the one before it counts.
+// nothing yet: then the one before it counts. Of an encrypted one its name is all
+// that is known.
 func (d *database) readEnd(ctx context.Context, r reading, dir string, names []string) error {
 	for i := len(names) - 1; i >= 0 && i >= len(names)-2; i-- {
 		name := names[i]
@@ -141,10 +150,14 @@ func (d *database) readEnd(ctx context.Context, r reading, dir string, names []s
 		if errors.Is(err, binlogfs.ErrCorrupt) && i > 0 {
 			continue
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, binlogfs.ErrEncrypted) {
 			return err
 		}
-		d.Log, d.Server, d.File, d.Offset = strings.TrimSuffix(name, path.Ext(name)), end.Server, name, end.Offset
+		d.Log = strings.TrimSuffix(name, path.Ext(name))
+		if err != nil {
+			return nil
+		}
+		d.Server, d.File, d.Offset = end.Server, name, end.Offset
 		d.state, d.GTID = end.State, end.State.Position()
 		return nil
 	}

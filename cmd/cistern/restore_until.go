@@ -258,7 +258,7 @@ const replayServerID = 4294967295
 // databaseOf describes the database in a view for `snapshot show`; nil without one.
 func databaseOf(ctx context.Context, v *gateway.View) (*database, error) {
 	d, err := findDatabase(ctx, v, "")
-	if errors.Is(err, errNoDatabase) || errors.Is(err, binlogfs.ErrEncrypted) {
+	if errors.Is(err, errNoDatabase) {
 		return nil, nil
 	}
 	return d, err
