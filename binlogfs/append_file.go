@@ -15,7 +15,7 @@ func (a *Appender) Rotate(ctx context.Context, name string, offset int64) error 
 		return nil // sent again
 	}
 	if !isLogName(name) {
-		return fmt.Errorf("%w: the source goes on in a file called %q", ErrCorrupt, name)
+		return errLogName(name)
 	}
 	if err := a.leave(ctx); err != nil {
 		return err
@@ -36,6 +36,10 @@ func (a *Appender) Rotate(ctx context.Context, name string, offset int64) error 
 	return a.create(ctx, name)
 }
 
+func errLogName(name string) error {
+	return fmt.Errorf("%w: the source goes on in a file called %.80q, which is no binary log's name", ErrCorrupt, name)
+}
+
 // leave ends work on the present file.
 func (a *Appender) leave(ctx context.Context) error {
 	if a.t == nil {
@@ -47,7 +51,7 @@ func (a *Appender) leave(ctx context.Context) error {
 	if err := a.drop(ctx); err != nil {
 		return err
 	}
-	err := a.hard.wait()
+	err := a.hard.wait(ctx)
 	if err == nil && a.published > 0 {
 		err = a.save(ctx)
 	}

@@ -296,7 +296,7 @@ func TestAppender_KilledWithAnOpenGroup_DropsIt(t *testing.T) {
 	if a.Pending() == nil || a.Pending().GTID.Zero() {
 		t.Fatalf("pending: %+v", a.Pending())
 	}
-	if err := a.hard.wait(); err != nil {
+	if err := a.hard.wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	end, _ := l.End()
@@ -331,6 +331,25 @@ func TestAppender_SentTwice_StoredOnce(t *testing.T) {
 	}
 	p.resume(l, s, s.names[0], 4)
 	s.check(t, l, true)
+}
+
+// What a source calls its files becomes a name in the archive's directory.
+func TestAppender_Rotate_OnlyNamesOfBinaryLogs(t *testing.T) {
+	for _, l := range []*Log{newPlace(t).log(), newPlace(t).ownLog(leastOwnSize)} {
+		for _, name := range []string{"x", "../x.000001", "a/b.000001", "a\nb.000001", "x.00001", ".000001", "x.00000a"} {
+			a, err := l.Append(t.Context(), testSource, false, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rotate := RotateEvent(Header{Flags: flagArtificial}, name, 4, false)
+			if _, err := a.Event(t.Context(), int64(len(rotate)), bytes.NewReader(rotate)); !errors.Is(err, ErrCorrupt) {
+				t.Errorf("%q: %v, want ErrCorrupt", name, err)
+			}
+			if err := a.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }
 
 func TestAppender_GapsAndForeigners_AreRefused(t *testing.T) {
@@ -376,30 +395,6 @@ func TestAppender_GapsAndForeigners_AreRefused(t *testing.T) {
 		t.Errorf("another server: %v", err)
 	}
 	s.check(t, l, false)
-}
-
-// After a publication that could not be made durable no later one is told of:
-// who resumes there would miss the groups between.
-func TestAppender_HardenFailed_NothingIsToldAfterIt(t *testing.T) {
-	p := newPlace(t)
-	l := p.log()
-	told := 0
-	a, err := l.Append(t.Context(), testSource, false, func(SourcePlace) { told++ })
-	if err != nil {
-		t.Fatal(err)
-	}
-	failed := errors.New("the first one failed")
-	a.hard.mu.Lock()
-	a.hard.err = failed
-	a.hard.next = &published{info: &FileInfo{Epoch: 1, Name: "mysql-bin.000001", Size: 1000, Flavor: MariaDB}, prev: NewGTIDState(MariaDB)}
-	a.hard.wake <- struct{}{}
-	a.hard.mu.Unlock()
-	if err := a.Close(t.Context()); !errors.Is(err, failed) {
-		t.Errorf("closing returned %v", err)
-	}
-	if end, _ := l.End(); end != (Position{}) || told != 0 {
-		t.Errorf("%+v is told, %d times", end, told)
-	}
 }
 
 func TestLog_Purge_KeepsWhatIsNeededAndTheLast(t *testing.T) {

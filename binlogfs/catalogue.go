@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 )
 
 const (
@@ -117,20 +118,14 @@ func (f *FileInfo) before(past func(Mark) bool) int64 {
 	return f.Index[max(i-1, 0)].Offset
 }
 
-// isLogName says whether a name is that of a binary log: `base.000001`.
+// isLogName says whether a name is that of a binary log: `base.000001`. It comes from
+// a source, and becomes a file's name in a directory and a line of an index.
 func isLogName(name string) bool {
-	base, number, ok := strings.Cut(name[strings.LastIndexByte(name, '/')+1:], ".")
-	for ok {
-		b, n, more := strings.Cut(number, ".")
-		if !more {
-			break
-		}
-		base, number = base+"."+b, n
-	}
-	if !ok || base == "" || len(number) < 6 {
+	dot := strings.LastIndexByte(name, '.')
+	if dot <= 0 || len(name)-dot-1 < 6 || strings.ContainsFunc(name, func(r rune) bool { return r == '/' || unicode.IsControl(r) }) {
 		return false
 	}
-	_, err := strconv.ParseUint(number, 10, 64)
+	_, err := strconv.ParseUint(name[dot+1:], 10, 64)
 	return err == nil
 }
 

@@ -147,10 +147,10 @@ func (c *SourceChange) place(s *SourceSettings, at SourcePlace) error {
 			return nil
 		}
 		return fmt.Errorf("%w: the archive goes on at %s:%d; a file and position count while it is empty", ErrChange, at.File, at.Offset)
-	case c.File == nil || !isLogName(*c.File):
+	case c.File == nil || !isLogName(path.Base(*c.File)):
 		return fmt.Errorf("%w: it needs the name of a binary log", ErrChange)
 	}
-	s.Start = Start{File: *c.File}
+	s.Start = Start{File: path.Base(*c.File)}
 	return nil
 }
 
@@ -327,7 +327,7 @@ func (p *Puller) cutAsked(ctx context.Context, a *Appender) error {
 			err = a.Flush(ctx)
 		}
 		if err == nil {
-			err = a.hard.wait() // it is to be seen by who asked
+			err = a.hard.wait(ctx) // it is to be seen by who asked
 		}
 		done <- err
 		return err

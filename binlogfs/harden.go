@@ -56,19 +56,28 @@ func (d *hardener) add(p *published) error {
 	return nil
 }
 
-// wait returns when all publications are durable.
-func (d *hardener) wait() error {
+// wait returns when all publications are durable, or when ctx ends: while the store
+// is away none becomes durable with AckBucket.
+func (d *hardener) wait(ctx context.Context) error {
+	defer context.AfterFunc(ctx, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.idle.Broadcast()
+	})()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for d.err == nil && (d.next != nil || d.busy) {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		d.idle.Wait()
 	}
 	return d.err
 }
 
-// stop ends the goroutine when everything is told.
+// stop ends the goroutine when everything is told, or cancel was called.
 func (d *hardener) stop() error {
-	err := d.wait()
+	err := d.wait(context.Background())
 	d.mu.Lock()
 	closed := d.closed
 	d.closed = true

@@ -139,6 +139,9 @@ func (a *Appender) resumeOwn(ctx context.Context) (err error) {
 
 // ownRotate follows the source to a file.
 func (a *Appender) ownRotate(ctx context.Context, name string, offset int64) error {
+	if !isLogName(name) {
+		return errLogName(name)
+	}
 	if err := a.drop(ctx); err != nil {
 		return err
 	}

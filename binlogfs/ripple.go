@@ -48,7 +48,7 @@ func readRippleIndex(name, body string) (names []string, starts map[string]strin
 				purged = value == "1"
 			}
 		}
-		if !isLogName(file) || strings.ContainsRune(file, '/') {
+		if !isLogName(file) {
 			return nil, nil, fmt.Errorf("%w: %s has a line that names no binary log: %.60q", ErrCorrupt, name, line)
 		}
 		if !purged {

@@ -11,16 +11,13 @@ import (
 	"github.com/go-mysql-org/go-mysql/mysql"
 )
 
-const (
-	maxPayload = 1<<24 - 1 // of a packet; a longer message spans several
-	sendBuffer = 256 << 10
-)
+const sendBuffer = 256 << 10
 
 // packetWriter writes messages as the protocol's packets:
 //
 //	length 3B | sequence 1B | payload
 //
-// A message of maxPayload bytes or a multiple ends with an empty packet. It is
+// A message of maxPacket bytes or a multiple ends with an empty packet. It is
 // used by one goroutine.
 type packetWriter struct {
 	out  *bufio.Writer
@@ -42,8 +39,8 @@ func (w *packetWriter) begin(n int) error {
 
 // packet starts the next packet of the message.
 func (w *packetWriter) packet() error {
-	w.room = min(w.left, maxPayload)
-	w.full = w.room == maxPayload
+	w.room = min(w.left, maxPacket)
+	w.full = w.room == maxPacket
 	head := [4]byte{byte(w.room), byte(w.room >> 8), byte(w.room >> 16), w.seq}
 	w.seq++
 	_, err := w.out.Write(head[:])
@@ -121,12 +118,9 @@ func readAcks(c net.Conn, acked func(file string, pos int64)) error {
 		if _, err := io.ReadFull(in, body); err != nil {
 			return err
 		}
-		if body[0] != semiSyncMark {
+		if body[0] != semiSyncMagic {
 			return io.ErrUnexpectedEOF
 		}
 		acked(string(body[9:]), int64(binary.LittleEndian.Uint64(body[1:])))
 	}
 }
-
-// semiSyncMark begins the header of semi-synchronous replication.
-const semiSyncMark = 0xef

@@ -10,7 +10,7 @@ import (
 
 // TestPacketWriter_Sizes_ReadBackByTheLibrary crosses the greatest packet.
 func TestPacketWriter_Sizes_ReadBackByTheLibrary(t *testing.T) {
-	for _, size := range []int{0, 1, maxPayload - 1, maxPayload, maxPayload + 1, 2 * maxPayload, 2*maxPayload + 5} {
+	for _, size := range []int{0, 1, maxPacket - 1, maxPacket, maxPacket + 1, 2 * maxPacket, 2*maxPacket + 5} {
 		here, there := net.Pipe()
 		want := bytes.Repeat([]byte("0123456789abcdef"), size/16+1)[:size]
 		done := make(chan error, 1)

@@ -59,7 +59,7 @@ func (d *dump) pass(f *FileInfo, w *walker, skip bool, limit int64) error {
 func (d *dump) begin(n int, needAck bool) error {
 	head := []byte{0}
 	if d.semi {
-		head = []byte{0, semiSyncMark, 0}
+		head = []byte{0, semiSyncMagic, 0}
 		if needAck {
 			head[2] = 1
 		}
@@ -190,17 +190,9 @@ func (d *dump) reachedUntil(f *FileInfo, off int64) error {
 		p.Merge(state)
 		state = p
 	}
-	list := state.list()
-	event := make([]byte, headerSize, headerSize+4+16*len(list)+8)
-	event = binary.LittleEndian.AppendUint32(event, uint32(len(list))|untilReached)
-	for _, g := range list {
-		event = binary.LittleEndian.AppendUint32(event, g.Domain)
-		event = binary.LittleEndian.AppendUint32(event, g.ServerID)
-		event = binary.LittleEndian.AppendUint64(event, g.Number)
-	}
-	if len(list) == 0 {
-		event = append(event, 0, 0) // an empty list has room for nothing, as servers write it
-	}
+	body := state.encodeList()
+	binary.LittleEndian.PutUint32(body, binary.LittleEndian.Uint32(body)|untilReached)
+	event := append(make([]byte, headerSize), body...)
 	h := Header{Type: replication.MARIADB_GTID_LIST_EVENT, ServerID: d.x.s.opt.ServerID, LogPos: uint32(off), Flags: flagArtificial}
 	if err := d.made(seal(event, h, d.checksum)); err != nil {
 		return err

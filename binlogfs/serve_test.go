@@ -187,7 +187,7 @@ func receive(t testing.TB, c *client.Conn, semi bool) (r received) {
 			return r
 		}
 		if p = p[1:]; semi {
-			if p[0] != semiSyncMark {
+			if p[0] != semiSyncMagic {
 				t.Fatalf("a packet without the header of semi-synchronous replication: % x", p[:4])
 			}
 			p = p[2:]
@@ -586,7 +586,7 @@ func feedSome(t testing.TB, a *Appender, in []byte, at, n int) int {
 	if err := feed(t.Context(), a, in[at:end], always); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.hard.wait(); err != nil {
+	if err := a.hard.wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return end
@@ -624,7 +624,7 @@ func TestServer_Dump_SemiSync_AsksAndTakesAcks(t *testing.T) {
 	dumpFile(t, c, dumpAnnotate, 9, "mysql-bin.000001", 4)
 	for asked, idle := 0, false; !idle; {
 		p, err := c.ReadPacket()
-		if err != nil || p[0] != 0 || p[1] != semiSyncMark {
+		if err != nil || p[0] != 0 || p[1] != semiSyncMagic {
 			t.Fatalf("% x: %v", p, err)
 		}
 		asked += int(p[2])
@@ -633,7 +633,7 @@ func TestServer_Dump_SemiSync_AsksAndTakesAcks(t *testing.T) {
 		}
 	}
 	end, _ := l.End()
-	ack := append(make([]byte, 4), semiSyncMark)
+	ack := append(make([]byte, 4), semiSyncMagic)
 	ack = binary.LittleEndian.AppendUint64(ack, uint64(end.Offset))
 	send(t, c, append(ack, end.File...))
 	for len(s.Replicas()) == 0 || s.Replicas()[0].Acked != end {
