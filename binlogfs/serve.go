@@ -354,7 +354,7 @@ func (s *Server) refuse(c net.Conn, text string) {
 	}
 }
 
-// user finds a user.
+// userNamed finds a user.
 func (s *Server) userNamed(name string) (User, bool) {
 	i := slices.IndexFunc(s.opt.Users, func(u User) bool { return u.Name == name })
 	if i < 0 {

@@ -52,6 +52,14 @@ func (x *session) dump(gtid bool, data []byte) {
 		x: x, a: x.s.opt.Archive, raw: x.raw, gone: make(chan struct{}), last: time.Now(),
 		out: newPacketWriter(x.ctx, x.raw, x.conn.Sequence),
 	}
+	defer func() {
+		x.mu.Lock()
+		x.dumping = false
+		x.mu.Unlock()
+		if x.s.opt.Keeper != nil {
+			x.s.opt.Keeper.Done(x)
+		}
+	}()
 	var reading sync.WaitGroup
 	err := d.prepare(gtid, data)
 	if err == nil {
@@ -68,12 +76,6 @@ func (x *session) dump(gtid bool, data []byte) {
 	d.finish(err)
 	x.raw.Close() // ends the reading; what its error would say was said
 	reading.Wait()
-	x.mu.Lock()
-	x.dumping = false
-	x.mu.Unlock()
-	if x.s.opt.Keeper != nil {
-		x.s.opt.Keeper.Done(x)
-	}
 }
 
 // acked notes how far the replica has stored the log.

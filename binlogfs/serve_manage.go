@@ -133,13 +133,13 @@ func (x *session) startStop(st *statement, do func(Control, context.Context) err
 			return nil, mysql.NewError(errNoChannel, "A binlog relay has one source, without a name")
 		}
 	}
-	sqlOnly := false
+	pulling, executing := false, false // which threads it names; none means both
 	for !st.done() {
 		switch {
 		case st.accept("IO_THREAD"):
-			sqlOnly = false
+			pulling = true
 		case st.accept("SQL_THREAD"):
-			sqlOnly = true
+			executing = true
 		case st.acceptMark(","):
 		default:
 			return nil, st.wrong()
@@ -150,7 +150,7 @@ func (x *session) startStop(st *statement, do func(Control, context.Context) err
 		return nil, err
 	}
 	return func(ctx context.Context) error {
-		if sqlOnly {
+		if executing && !pulling {
 			return nil // a relay executes nothing
 		}
 		return do(c, ctx)

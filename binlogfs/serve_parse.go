@@ -34,7 +34,7 @@ func (t token) is(word string) bool { return t.kind == tokenWord && strings.Equa
 
 func (t token) mark(c string) bool { return t.kind == tokenMark && t.text == c }
 
-// name returns the token as a name or value that may be written in any way.
+// value says whether a token can be a name or a value, however it is written.
 func (t token) value() bool {
 	return t.kind == tokenWord || t.kind == tokenQuoted || t.kind == tokenText || t.kind == tokenNumber
 }
@@ -44,6 +44,7 @@ type statement struct {
 	sql    string
 	tokens []token
 	at     int
+	depth  int // of the expression that is being evaluated
 }
 
 func isWordByte(c byte) bool {

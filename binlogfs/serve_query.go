@@ -1,6 +1,7 @@
 package binlogfs
 
 import (
+	"errors"
 	"os"
 	"strconv"
 	"strings"
@@ -128,8 +129,17 @@ func (x *session) selectList(st *statement) (*mysql.Result, error) {
 	return row(names, values)
 }
 
+// maxDepth bounds how deep a statement's functions may be nested: a stack that is
+// too small for them would end the process.
+const maxDepth = 20
+
 // expression evaluates one expression: text, or nil for NULL.
 func (x *session) expression(st *statement) (any, error) {
+	if st.depth == maxDepth {
+		return nil, st.wrong()
+	}
+	st.depth++
+	defer func() { st.depth-- }()
 	t := st.next()
 	switch t.kind {
 	case tokenText, tokenNumber:
@@ -231,8 +241,11 @@ func (x *session) gtidAt(file, offset string) (any, error) {
 		return nil, nil
 	}
 	state, err := stateAt(x.ctx, x.s.opt.Archive, f, pos)
-	if err != nil {
+	switch {
+	case errors.Is(err, errNoEvent) || errors.Is(err, errWithin):
 		return nil, nil // as servers answer for a place that is none
+	case err != nil:
+		return nil, mysql.NewError(mysql.ER_ERROR_WHEN_EXECUTING_COMMAND, err.Error())
 	}
 	return state.Position(), nil
 }

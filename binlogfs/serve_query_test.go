@@ -62,6 +62,7 @@ func TestServer_Query_Answers(t *testing.T) {
 		"SELECT @@no_such_thing": mysql.ER_UNKNOWN_SYSTEM_VARIABLE, "SELECT 1 FROM t": mysql.ER_PARSE_ERROR, "INSERT INTO t VALUES (1)": mysql.ER_PARSE_ERROR,
 		"SELECT SLEEP(1)": mysql.ER_SP_DOES_NOT_EXIST, "SHOW BINLOG EVENTS IN 'x'": mysql.ER_ERROR_WHEN_EXECUTING_COMMAND,
 		"SHOW BINLOG EVENTS FROM 5": mysql.ER_ERROR_WHEN_EXECUTING_COMMAND, "SET @a": mysql.ER_PARSE_ERROR, "SELECT": mysql.ER_PARSE_ERROR, "SELECT (": mysql.ER_PARSE_ERROR,
+		"SELECT " + strings.Repeat("f(", 1_000_000): mysql.ER_PARSE_ERROR, "SELECT " + strings.Repeat("CONCAT(", 30) + strings.Repeat(")", 30): mysql.ER_PARSE_ERROR,
 		"PURGE BINARY LOGS TO 'mysql-bin.000002'": mysql.ER_NOT_SUPPORTED_YET, "FLUSH BINARY LOGS": mysql.ER_BAD_SLAVE,
 		"START SLAVE": mysql.ER_BAD_SLAVE, "KILL 1": mysql.ER_NO_SUCH_THREAD, "KILL": mysql.ER_PARSE_ERROR, ";": mysql.ER_EMPTY_QUERY,
 		"SELECT GTID_SUBSET('x','y')": mysql.ER_MALFORMED_GTID_SET_SPECIFICATION,
@@ -160,13 +161,14 @@ func TestServer_Manage_BothSpellings(t *testing.T) {
 		admin := dial(t, addr, "admin", "secret")
 		for _, sql := range []string{
 			"STOP SLAVE", "stop replica io_thread", "START ALL SLAVES", "START REPLICA FOR CHANNEL ''", "STOP SLAVE SQL_THREAD",
+			"STOP SLAVE IO_THREAD, SQL_THREAD", "STOP SLAVE SQL_THREAD, IO_THREAD",
 			"CHANGE MASTER TO MASTER_HOST='h1', MASTER_PORT=3308, master_use_gtid=slave_pos, MASTER_CONNECT_RETRY=1",
 			"CHANGE REPLICATION SOURCE TO SOURCE_HOST='h2', SOURCE_PORT=3309, SOURCE_AUTO_POSITION=1, SOURCE_CONNECT_RETRY=2, GET_SOURCE_PUBLIC_KEY=1",
 			"FLUSH BINARY LOGS", "flush local logs",
 		} {
 			query(t, admin, sql)
 		}
-		if got, want := fmt.Sprintf("%q", control.asked), `["stop" "stop" "start" "start" "h13308 true true 1s" "h23309 true true 2s" "cut" "cut"]`; got != want {
+		if got, want := fmt.Sprintf("%q", control.asked), `["stop" "stop" "start" "start" "stop" "stop" "h13308 true true 1s" "h23309 true true 2s" "cut" "cut"]`; got != want {
 			t.Errorf("asked %s, want %s", got, want)
 		}
 		for _, sql := range []string{"CHANGE MASTER TO MASTER_DELAY=5", "CHANGE MASTER TO MASTER_PORT='x'", "STOP SLAVE 'other'", "CHANGE MASTER TO", "FLUSH TABLES", "FLUSH"} {

@@ -166,8 +166,12 @@ func (w *walker) goTo(f *FileInfo, pos, limit int64) error {
 	return nil
 }
 
-// errNoEvent: no event begins at a place.
-var errNoEvent = errors.New("no event begins at this position")
+var (
+	// errNoEvent: no event begins at a place.
+	errNoEvent = errors.New("no event begins at this position")
+	// errWithin: a place is between two events of a group.
+	errWithin = errors.New("lies within a group")
+)
 
 // walk calls fn for each event of a file from pos to limit; errStop ends it.
 func walk(ctx context.Context, a Archive, f *FileInfo, pos, limit int64, fn func(*walker) error) (err error) {
@@ -221,7 +225,7 @@ func stateAt(ctx context.Context, a Archive, f *FileInfo, pos int64) (*GTIDState
 		err = errNoEvent
 	}
 	if err == nil && !ended {
-		err = fmt.Errorf("%d of %s lies within a group", pos, f.Path())
+		err = fmt.Errorf("%d of %s %w", pos, f.Path(), errWithin)
 	}
 	return state, err
 }
