@@ -91,6 +91,24 @@ func (l *Log) Append(ctx context.Context, s Source, newEpoch bool, ack func(Sour
 	if err != nil {
 		return nil, err
 	}
+	if err := l.bind(ctx, s, newEpoch, own); err != nil {
+		return nil, err
+	}
+	a := &Appender{l: l, ack: ack}
+	a.hard.start(ctx, a)
+	if own != nil {
+		a.own = &ownState{opt: *own, other: newEpoch}
+		if err := a.resumeOwn(ctx); err != nil {
+			return nil, errors.Join(err, a.Close(ctx))
+		}
+	}
+	return a, nil
+}
+
+// bind notes the source of a new epoch, or makes sure that it is the last one's.
+func (l *Log) bind(ctx context.Context, s Source, newEpoch bool, own *OwnFiles) error {
+	l.identifying.Lock()
+	defer l.identifying.Unlock()
 	l.mu.Lock()
 	ident := identity{Format: catalogueFormat, UUID: l.ident.UUID, Own: l.ident.Own, Sources: append([]Source(nil), l.ident.Sources...)}
 	l.mu.Unlock()
@@ -104,26 +122,18 @@ func (l *Log) Append(ctx context.Context, s Source, newEpoch bool, ack func(Sour
 		}
 		ident.Sources = append(ident.Sources, s)
 		if err := l.t.mkdirAll(ctx, path.Join(l.opt.Dir, epochDir(s.Epoch))); err != nil {
-			return nil, err
+			return err
 		}
 		if err := l.saveIdentity(ctx, &ident); err != nil {
-			return nil, err
+			return err
 		}
 		l.mu.Lock()
 		l.ident = ident
 		l.mu.Unlock()
 	} else if last := ident.Sources[n-1]; !last.Same(&s) {
-		return nil, fmt.Errorf("%w: server %d %s, and this one is server %d %s", ErrOtherSource, last.ServerID, last.UUID, s.ServerID, s.UUID)
+		return fmt.Errorf("%w: server %d %s, and this one is server %d %s", ErrOtherSource, last.ServerID, last.UUID, s.ServerID, s.UUID)
 	}
-	a := &Appender{l: l, ack: ack}
-	a.hard.start(ctx, a)
-	if own != nil {
-		a.own = &ownState{opt: *own, other: newEpoch}
-		if err := a.resumeOwn(ctx); err != nil {
-			return nil, errors.Join(err, a.Close(ctx))
-		}
-	}
-	return a, nil
+	return nil
 }
 
 // Resume returns where the source should go on: a file and the offset of its
@@ -193,7 +203,7 @@ func (a *Appender) Event(ctx context.Context, size int64, r io.Reader) (stored b
 	}
 	switch {
 	case h.Type == replication.ROTATE_EVENT && h.Artificial():
-		return false, a.rotateEvent(ctx, h, r)
+		return false, a.rotateEvent(ctx, raw[:], h, r)
 	case h.Type == replication.HEARTBEAT_EVENT, h.Type == replication.HEARTBEAT_LOG_EVENT_V2:
 		return false, discard(r, size-headerSize)
 	case a.t == nil && a.own == nil, a.own != nil && a.own.file == "":
@@ -243,23 +253,19 @@ func (a *Appender) readPrefix(h Header, whole int, r io.Reader) ([]byte, error) 
 	return body, nil
 }
 
-// rotateEvent follows the source to the file that an artificial Rotate names. It
-// carries a checksum only when the session asked for them, which the next format
-// description tells: the name's own shape decides.
-func (a *Appender) rotateEvent(ctx context.Context, h Header, r io.Reader) error {
+// rotateEvent follows the source to the file that an artificial Rotate names.
+func (a *Appender) rotateEvent(ctx context.Context, raw []byte, h Header, r io.Reader) error {
 	if h.Size > 4096 {
 		return fmt.Errorf("%w: a Rotate event of %d bytes", ErrCorrupt, h.Size)
 	}
-	body := make([]byte, h.Size-headerSize)
-	if _, err := io.ReadFull(r, body); err != nil {
+	event := make([]byte, h.Size)
+	copy(event, raw)
+	if _, err := io.ReadFull(r, event[headerSize:]); err != nil {
 		return unexpected(err)
 	}
-	name, pos, err := DecodeRotate(body)
+	name, pos, err := decodeSentRotate(event)
 	if err != nil {
 		return err
-	}
-	if !isLogName(name) && len(name) > checksumSize && isLogName(name[:len(name)-checksumSize]) {
-		name = name[:len(name)-checksumSize]
 	}
 	if a.own != nil {
 		return a.ownRotate(ctx, name, int64(pos))

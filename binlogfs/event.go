@@ -175,6 +175,20 @@ func DecodeRotate(body []byte) (file string, pos uint64, err error) {
 	return string(body[8:]), binary.LittleEndian.Uint64(body), nil
 }
 
+// decodeSentRotate reads an artificial Rotate as a source sends it. It carries a
+// checksum when the session asked for them, which only the next format description
+// tells: one that fits is a checksum, and so is what keeps the name from being one.
+// By its shape alone one of four digits would be taken for the file's number.
+func decodeSentRotate(event []byte) (file string, pos uint64, err error) {
+	if file, pos, err = DecodeRotate(event[headerSize:]); err != nil {
+		return "", 0, err
+	}
+	if n := len(file) - checksumSize; n > 0 && (checksumFits(event) || !isLogName(file) && isLogName(file[:n])) {
+		file = file[:n]
+	}
+	return file, pos, nil
+}
+
 // HeartbeatEvent makes the event that tells an idle replica that its source
 // lives, at pos of file.
 func HeartbeatEvent(serverID uint32, file string, pos int64, withChecksum bool) []byte {

@@ -103,6 +103,9 @@ type Log struct {
 	// until one was stored.
 	ownFrom string
 
+	// identifying is held by who changes relay.json; taken before mu, and held over the volume's journal.
+	identifying sync.Mutex
+
 	marking sync.Mutex // one change of marks at a time; taken before mu, and held over the volume's journal
 }
 
@@ -152,6 +155,8 @@ func OpenLog(ctx context.Context, v *gateway.Volume, o LogOptions) (*Log, error)
 // UUID returns the relay's own UUID, which it keeps for ever: a MySQL source
 // knows its replicas by theirs.
 func (l *Log) UUID(ctx context.Context) (string, error) {
+	l.identifying.Lock()
+	defer l.identifying.Unlock()
 	l.mu.Lock()
 	ident := l.ident
 	l.mu.Unlock()

@@ -368,7 +368,7 @@ func (p *Puller) ask(ctx context.Context, s *sourceConn, file string, offset int
 		file = ""
 	}
 	if file == "" {
-		if file, err = s.begin(p.o.Start, newEpoch, p.l.State()); err != nil {
+		if file, err = s.begin(ctx, p.o.Start, newEpoch, p.l.State()); err != nil {
 			return err
 		}
 		offset = int64(len(magic))

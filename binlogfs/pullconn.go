@@ -226,9 +226,9 @@ func (s *sourceConn) executed() (*GTIDState, error) {
 
 // begin finds the first file of an epoch; empty means the source's oldest. A new
 // epoch begins with the file that has the first group after what is published.
-func (s *sourceConn) begin(start Start, newEpoch bool, state *GTIDState) (file string, err error) {
+func (s *sourceConn) begin(ctx context.Context, start Start, newEpoch bool, state *GTIDState) (file string, err error) {
 	if newEpoch {
-		return s.fileOf(state)
+		return s.fileOf(ctx, state)
 	}
 	switch {
 	case start.File != "":
@@ -238,7 +238,7 @@ func (s *sourceConn) begin(start Start, newEpoch bool, state *GTIDState) (file s
 		if err != nil {
 			return "", &fatalError{err}
 		}
-		return s.fileOf(state)
+		return s.fileOf(ctx, state)
 	case start.Now:
 		file, _, err := s.writes()
 		return file, err
@@ -248,8 +248,8 @@ func (s *sourceConn) begin(start Start, newEpoch bool, state *GTIDState) (file s
 
 // fileOf asks, on a connection of its own, which file a replica with these GTIDs
 // would get first.
-func (s *sourceConn) fileOf(state *GTIDState) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), connectWait)
+func (s *sourceConn) fileOf(ctx context.Context, state *GTIDState) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, connectWait)
 	defer cancel()
 	ask, err := s.p.connect(ctx, s.addr, false)
 	if err != nil {
@@ -301,10 +301,7 @@ func (s *sourceConn) firstFile() (string, error) {
 	if _, err := io.ReadFull(s.in, b); err != nil {
 		return "", err
 	}
-	file, _, err := DecodeRotate(b[headerSize:])
-	if !isLogName(file) && len(file) > checksumSize {
-		file = file[:len(file)-checksumSize]
-	}
+	file, _, err := decodeSentRotate(b)
 	return file, err
 }
 
