@@ -163,6 +163,15 @@ func (r *Relay) Done() <-chan struct{} {
 	return r.done
 }
 
+// Settings are what the relay was told of its source last, without a password.
+func (r *Relay) Settings() SourceSettings { return r.puller().o.Settings() }
+
+// UsesGTID says whether the source is asked by GTID always, as in own mode.
+func (r *Relay) UsesGTID() bool {
+	own, err := r.l.ownMode()
+	return err == nil && own != nil
+}
+
 // Failed returns a channel that is closed when pulling has ended by an error that
 // does not heal by itself.
 func (r *Relay) Failed() <-chan struct{} { return r.failed }

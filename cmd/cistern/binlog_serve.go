@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-mysql-org/go-mysql/mysql"
 	"github.com/spf13/pflag"
 
 	"github.com/cisternfs/cistern/binlogfs"
@@ -187,16 +188,27 @@ func (r *relayOptions) serveLog(ctx context.Context, rd *relayed) (*serving, err
 	return startServing(r.serve.listen, o)
 }
 
+// errNoConnection is CR_CONN_HOST_ERROR, which servers show while their source is away.
+const errNoConnection = 2003
+
 // relayControl is what clients of a relay's server see of the pulling.
 type relayControl struct{ r *relayed }
 
 // Status implements binlogfs.Control.
 func (c relayControl) Status() binlogfs.SourceStatus {
-	s := c.r.relay.Status()
+	s, told := c.r.relay.Status(), c.r.relay.Settings()
 	out := binlogfs.SourceStatus{
+		User: told.User, ConnectRetry: told.RetryMax, TLS: told.TLS.Mode != "" && told.TLS.Mode != binlogfs.TLSOff, UseGTID: c.r.relay.UsesGTID(),
 		Started: s.Pulling, Connected: s.Connected, ServerID: s.ServerID, UUID: s.UUID, Error: s.LastError,
 		Read: binlogfs.Position{Epoch: s.Epoch, File: s.File, Offset: s.Offset},
 		Lag:  time.Duration(s.LagSeconds * float64(time.Second)), LagKnown: s.Connected, State: "Waiting for the source to send events",
+	}
+	switch {
+	case s.LastError == "":
+	case s.Stopped:
+		out.ErrorCode = mysql.ER_SLAVE_FATAL_ERROR
+	default:
+		out.ErrorCode = errNoConnection
 	}
 	switch {
 	case !s.Pulling:

@@ -135,7 +135,7 @@ func TestBinlogRelay_ControlledByClientAndCommands(t *testing.T) {
 		}
 	}
 	// It serves its clients, and is put right.
-	want(client("SHOW SLAVE STATUS"), "does not accept the user or the password")
+	want(client("SHOW SLAVE STATUS"), "\tnobody\t", "\t1593\t", "does not accept the user or the password", "\tSlave_Pos\t")
 	want(r.cistern(t, "source", "change", r.url, "--source-user", dbtest.User), "is changed")
 	want(client("START REPLICA"), "")
 	s.Exec(t, "insert into d.t values (2)")
