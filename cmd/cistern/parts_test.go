@@ -108,6 +108,37 @@ func TestText_JSON_KeepsEveryByte(t *testing.T) {
 	}
 }
 
+// Whoever can write to a directory of records could have a command send data to a
+// socket of his.
+func TestTrusted_OnlyOwnDirectoriesAndRoots(t *testing.T) {
+	changes := map[string]func(dir string) error{
+		"everybody writes": func(dir string) error { return os.Chmod(dir, 0o777) },
+		"a link": func(dir string) error {
+			return errors.Join(os.Rename(dir, dir+".moved"), os.Symlink(dir+".moved", dir))
+		},
+		"a file": func(dir string) error { return errors.Join(os.Remove(dir), os.WriteFile(dir, nil, 0o600)) },
+		"gone":   os.Remove,
+	}
+	if os.Geteuid() == 0 {
+		changes["another's"] = func(dir string) error { return os.Chown(dir, 4711, 0) }
+	}
+	for name, change := range changes {
+		dir := filepath.Join(t.TempDir(), "cistern")
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if !trusted(dir) {
+			t.Fatal("the own directory is not trusted")
+		}
+		if err := change(dir); err != nil {
+			t.Fatal(err)
+		}
+		if trusted(dir) {
+			t.Errorf("%s: trusted", name)
+		}
+	}
+}
+
 func TestApp_Records_AreFoundByMountAndURLAndGoAlone(t *testing.T) {
 	dir := t.TempDir()
 	a := &app{lookup: func(name string) (string, bool) { return dir, name == "XDG_RUNTIME_DIR" }}

@@ -10,7 +10,9 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/cisternfs/cistern/internal/vfs"
@@ -138,6 +140,22 @@ func (a *app) runDirs() []string {
 	return append(dirs, system)
 }
 
+// trusted says whether a directory of records is this user's or root's, and no
+// other's to write to: a record names the socket to which a command sends data.
+func trusted(dir string) bool {
+	st, err := os.Lstat(dir)
+	if err != nil || !st.IsDir() || st.Mode().Perm()&0o002 != 0 {
+		return false
+	}
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	return ok && (sys.Uid == 0 || sys.Uid == uint32(os.Geteuid()))
+}
+
+// recordDirs are the directories whose records count.
+func (a *app) recordDirs() []string {
+	return slices.DeleteFunc(a.runDirs(), func(dir string) bool { return !trusted(dir) })
+}
+
 func recordName(mountPoint string) string { return shortHash(mountPoint) + ".json" }
 
 // register writes a mount's record and returns what removes it.
@@ -145,6 +163,9 @@ func (a *app) register(r record) (remove func() error, err error) {
 	dir := a.runDirs()[0]
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("register the mount: %w", err)
+	}
+	if !trusted(dir) {
+		return nil, fmt.Errorf("register the mount: %s is no directory, or another user's to write to: move it away, or set XDG_RUNTIME_DIR to a directory of this user's", dir)
 	}
 	body, err := json.Marshal(r)
 	if err != nil {
@@ -177,7 +198,7 @@ func (a *app) register(r record) (remove func() error, err error) {
 
 // findRecord returns the record of a mount point, if there is one that reads.
 func (a *app) findRecord(mountPoint string) (record, bool) {
-	for _, dir := range a.runDirs() {
+	for _, dir := range a.recordDirs() {
 		if r, ok := readRecord(filepath.Join(dir, recordName(mountPoint))); ok && string(r.MountPoint) == mountPoint {
 			return r, true
 		}
@@ -205,7 +226,7 @@ func (a *app) records(t target) []record {
 // allRecords are those of all mounts of this machine that can be read.
 func (a *app) allRecords() iter.Seq[record] {
 	return func(yield func(record) bool) {
-		for _, dir := range a.runDirs() {
+		for _, dir := range a.recordDirs() {
 			list, err := os.ReadDir(dir)
 			if err != nil {
 				continue // nobody has mounted anything there
