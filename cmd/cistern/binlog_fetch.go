@@ -46,7 +46,7 @@ Files of several epochs go into a directory for each.`,
 			to := filepath.Join(dir, f.Name)
 			if files[0].Epoch != files[len(files)-1].Epoch {
 				to = filepath.Join(dir, filepath.FromSlash(f.Path()))
-				if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+				if err := os.MkdirAll(filepath.Dir(to), 0o750); err != nil {
 					return localError(filepath.Dir(to), err)
 				}
 			}
@@ -118,7 +118,7 @@ func (a *app) fetchBinlog(ctx context.Context, b *binlogArchive, f *binlogfs.Fil
 
 // fetchRest appends what a part has not, syncs it, and returns the checksum of all.
 func (a *app) fetchRest(ctx context.Context, b *binlogArchive, f *binlogfs.FileInfo, part string, have int64, sum uint32) (_ uint32, err error) {
-	out, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	out, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o640) // as servers make them: it has a database's rows
 	if err != nil {
 		return 0, localError(part, err)
 	}

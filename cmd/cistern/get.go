@@ -122,6 +122,19 @@ func syncDir(dir string) error {
 	return nil
 }
 
+// syncFS makes everything in a directory's file system durable.
+func syncFS(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return localError(dir, err)
+	}
+	defer f.Close() // only read
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return localError(dir, err)
+	}
+	return nil
+}
+
 // dir copies a directory. One goroutine walks and makes directories and links, so
 // that a directory is there before its files; it waits while as many others as may
 // run copy files. The first error of any ends all. What is there when it has

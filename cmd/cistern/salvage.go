@@ -374,7 +374,8 @@ func (s *salvagedFile) Close() error {
 	return nil
 }
 
-// describe writes the report, and beside it which bytes of a file are real.
+// describe writes the report, and beside it which bytes of a file are real. Then all
+// of it is durable, names too: what it was made of may be discarded next.
 func (d *salvageDir) describe(r *gateway.SalvageReport) error {
 	for _, f := range r.Files {
 		if f.Gone || f.Whole {
@@ -384,7 +385,10 @@ func (d *salvageDir) describe(r *gateway.SalvageReport) error {
 			return err
 		}
 	}
-	return d.write("report.json", r)
+	if err := d.write("report.json", r); err != nil {
+		return err
+	}
+	return syncFS(d.root)
 }
 
 func (d *salvageDir) write(name string, v any) error {
