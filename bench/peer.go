@@ -24,7 +24,6 @@ type peer struct {
 	// format makes the file system in the store; nil where there is nothing to do.
 	format func(ctx context.Context, t *Target, program, meta string) error
 	mount  func(t *Target, meta string) []string // arguments
-	unkept string                                // what else a power cut takes away, whatever fsync said; empty for nothing
 }
 
 // errNoProgram says that a peer isn't on the machine.
@@ -159,8 +158,6 @@ func (t *Target) probeFsync(ctx context.Context) error {
 	}
 	if sent := after - before; sent < probeBytes {
 		t.NotDurable = fmt.Sprintf("when fsync of %d bytes returned, %d had been sent to the store", probeBytes, sent)
-	} else if unkept := peerOf(t.Kind).unkept; unkept != "" {
-		t.NotDurable = unkept
 	}
 	return errors.Join(f.Close(), os.Remove(name))
 }
