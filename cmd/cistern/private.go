@@ -233,7 +233,7 @@ func (m *private) recover(ctx context.Context, addr string, user binlogfs.User, 
 	if err != nil {
 		return "", "", err
 	}
-	if err := p.reachable(state); err != nil {
+	if err := errors.Join(p.reachable(state), p.located(state)); err != nil {
 		return "", "", err
 	}
 	from = state.Position()

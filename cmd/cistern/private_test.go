@@ -53,7 +53,12 @@ func TestPrivate_Stop_InterruptedLeavesNothing(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		a := &app{stderr: io.Discard}
-		_, _, err = m.recover(ctx, "127.0.0.1:1", binlogfs.User{Name: "u", Password: "p"}, &untilPlan{target: target}, a)
+		plan := &untilPlan{db: &database{}, target: target}
+		if _, _, err := m.recover(ctx, "127.0.0.1:1", binlogfs.User{Name: "u", Password: "p"}, plan, a); !errors.Is(err, errNowhere) || m.replicates {
+			t.Errorf("without a place in the log: %v", err)
+		}
+		plan.db.state = binlogfs.NewGTIDState(binlogfs.MariaDB) // it is at the log's beginning
+		_, _, err = m.recover(ctx, "127.0.0.1:1", binlogfs.User{Name: "u", Password: "p"}, plan, a)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}

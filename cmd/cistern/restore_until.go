@@ -132,6 +132,18 @@ func (p *untilPlan) reachable(from *binlogfs.GTIDState) error {
 	return nil
 }
 
+// errNowhere: it is not known where in the log a restored database is.
+var errNowhere = errors.New("the place of the restored database in the log is not known")
+
+// located refuses a server that knows nothing of where it is: its binary log lies
+// elsewhere, and with the whole log replayed it would have everything twice.
+func (p *untilPlan) located(at *binlogfs.GTIDState) error {
+	if p.db.state != nil || !at.Empty() {
+		return nil
+	}
+	return fmt.Errorf("%w, and nothing was replayed: it has no binary log beside its data and has replicated nothing; start its server, set gtid_slave_pos to where it was, and let it replicate from `cistern binlog replay`", errNowhere)
+}
+
 // untilLine is how far a recovery got, for JSON.
 type untilLine struct {
 	From string `json:"from_gtid"` // where the restored state was
