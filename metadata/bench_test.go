@@ -9,7 +9,7 @@ import (
 func BenchmarkIndex_Slot_Hot(b *testing.B) {
 	ix := openTestIndex(b, NewMemKV())
 	c := rootCommit()
-	ch := SlotChange{Inode: 2, Base: &Base{Ref: Ref{Key: "o"}, Len: testSlotSize, Birth: 1}}
+	ch := SlotChange{Inode: 2, Base: &Base{Ref: Ref{Key: "o"}, Len: testSlotSize, Birth: 1, Sums: make([]uint32, testSlotSize/BlockSize)}}
 	for i := range uint32(60) {
 		ch.Add = append(ch.Add, Patch{Commit: 1, Off: i * 3000, Len: 1000, Seg: Ref{Key: "s"}, Sum: i})
 	}
@@ -35,7 +35,7 @@ func BenchmarkIndex_Slot_Cold(b *testing.B) {
 	}
 }
 
-// BenchmarkIndex_Apply is a second of random 16 KiB writes: 2,000 patches in 200 slots.
+// BenchmarkIndex_Apply_2000Patches is a second of random 16 KiB writes: 2,000 patches in 200 slots.
 func BenchmarkIndex_Apply_2000Patches(b *testing.B) {
 	ix := openTestIndex(b, openTestBadger(b, b.TempDir()))
 	c := rootCommit()

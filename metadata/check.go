@@ -260,9 +260,6 @@ func (c *checker) readSlot(k slotKey, s *Slot) {
 		if uint64(b.Len) > limit || b.Birth > c.head.N {
 			c.say("slot %d of inode %d has a base of %d bytes born with commit %d", k.slot, k.ino, b.Len, b.Birth)
 		}
-		if blocks := (int(b.Len) + BlockSize - 1) / BlockSize; len(b.Sums) != 0 && len(b.Sums) != blocks {
-			c.say("slot %d of inode %d has %d checksums for %d blocks", k.slot, k.ino, len(b.Sums), blocks)
-		}
 		if err := checkBase(b); err != nil {
 			c.say("slot %d of inode %d has %v", k.slot, k.ino, err)
 		}

@@ -116,7 +116,7 @@ func TestIndex_Check_FindsEachDamage(t *testing.T) {
 		{"overlap at 600", func(w Writer) error {
 			return patch(w, slotKey{4, 0}, Patch{Commit: 1, Off: 600, Len: 1, Zero: true})
 		}},
-		{"checksums for 1 blocks", func(w Writer) error {
+		{"of 1 blocks with 0 frames and 2 checksums", func(w Writer) error {
 			return base(w, slotKey{2, 0}, Base{Ref: Ref{Key: "objects/shared"}, Len: 1000, Birth: 1, Sums: []uint32{1, 2}})
 		}},
 		{"has a base of", func(w Writer) error {

@@ -508,9 +508,12 @@ func TestKeys_Parse_GivesBackWhatWasFormatted(t *testing.T) {
 func TestCommit_Validate_RefusesWhatCannotBeRead(t *testing.T) {
 	seg := Ref{Key: "s"}
 	for name, edit := range map[string]func(c *Commit){
-		"two changes of a slot":  func(c *Commit) { c.Slots = []SlotChange{{Inode: 2, Remove: true}, {Inode: 2, Remove: true}} },
-		"a slot of no inode":     func(c *Commit) { c.Slots = []SlotChange{{Remove: true}} },
-		"a base without a key":   func(c *Commit) { c.Slots = []SlotChange{{Inode: 2, Base: &Base{Len: 1}}} },
+		"two changes of a slot": func(c *Commit) { c.Slots = []SlotChange{{Inode: 2, Remove: true}, {Inode: 2, Remove: true}} },
+		"a slot of no inode":    func(c *Commit) { c.Slots = []SlotChange{{Remove: true}} },
+		"a base without a key":  func(c *Commit) { c.Slots = []SlotChange{{Inode: 2, Base: &Base{Len: 1}}} },
+		"a base without a checksum for each block": func(c *Commit) {
+			c.Slots = []SlotChange{{Inode: 2, Base: &Base{Ref: Ref{Key: "o"}, Len: BlockSize + 1, Sums: []uint32{1}}}}
+		},
 		"an empty patch":         func(c *Commit) { c.Slots = []SlotChange{{Inode: 2, Add: []Patch{{Commit: 1, Zero: true}}}} },
 		"another commit's patch": func(c *Commit) { c.Slots = []SlotChange{{Inode: 2, Add: []Patch{{Commit: 2, Len: 1, Zero: true}}}} },
 		"too long an extent": func(c *Commit) {
@@ -568,7 +571,7 @@ func normal(c *Commit) *Commit {
 		c.Tags = nil
 	}
 	for i := range c.Slots {
-		if b := c.Slots[i].Base; b != nil && len(b.Sums) == 0 {
+		if b := c.Slots[i].Base; b != nil && len(b.Sums) == 0 { // of no bytes
 			b.Sums = nil
 		}
 	}

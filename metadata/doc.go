@@ -21,6 +21,7 @@
 //	manifests/<epoch>/<n>.json         Manifest    EncodeManifest, DecodeManifest
 //	manifests/pages/<epoch>-<n>-<hash> zstd of at most 1 MiB of JSON lines
 //	pins/<name>~<random>.json          Pin         EncodePin, DecodePin
+//	schedules/<name>~<random>.json     Schedule    EncodeSchedule, DecodeSchedule
 //
 // In a commit a patch is an array of numbers:
 //

@@ -212,16 +212,6 @@ func (ix *Index) Names(parent InodeID, after uint64, fn func(Dentry) (more bool)
 	return scanned(err, "names of directory %d", parent)
 }
 
-// HasNames says whether a directory has entries.
-func (ix *Index) HasNames(parent InodeID) (bool, error) {
-	found := false
-	err := ix.Names(parent, 0, func(Dentry) bool {
-		found = true
-		return false
-	})
-	return found, err
-}
-
 // Slot returns a file's n-th slot, shared and immutable; nil without an error
 // when there is none. A cached one takes well under a microsecond.
 func (ix *Index) Slot(ino InodeID, n uint32) (*Slot, error) {

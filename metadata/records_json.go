@@ -123,7 +123,7 @@ func checkBase(b *Base) error {
 		return fmt.Errorf("a base %q of %d bytes", b.Key, b.Len)
 	}
 	blocks := (int(b.Len) + BlockSize - 1) / BlockSize
-	if b.Stored == nil && b.Cipher != (Cipher{}) || b.Stored != nil && (len(b.Stored) != blocks || len(b.Sums) != blocks) {
+	if len(b.Sums) != blocks || b.Stored != nil && len(b.Stored) != blocks || b.Stored == nil && b.Cipher != (Cipher{}) {
 		return fmt.Errorf("a base %q of %d blocks with %d frames and %d checksums", b.Key, blocks, len(b.Stored), len(b.Sums))
 	}
 	for i, n := range b.Stored {

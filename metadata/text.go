@@ -21,7 +21,7 @@ const formatVersion = 1
 // crcTail is how a document ends; the digits are replaced.
 const crcTail = `,"crc32c":"00000000"}`
 
-// Castagnoli returns the table of CRC32C, which hash/crc32 makes once.
+// castagnoli returns the table of CRC32C, which hash/crc32 makes once.
 func castagnoli() *crc32.Table { return crc32.MakeTable(crc32.Castagnoli) }
 
 // Hash returns the hex SHA-256 of a document's body: what its successor's Prev holds.
@@ -188,7 +188,7 @@ func marshal(v any) []byte {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
 }
 
-// seal appends the checksum to a document that marshal wrote.
+// sealDoc appends the checksum to a document that marshal wrote.
 func sealDoc(v any) []byte {
 	b := marshal(v)
 	b = append(b[:len(b)-1], crcTail...)

@@ -71,7 +71,7 @@ func Open(root string) (*Store, error) {
 	l := newLocks(filepath.Join(root, lockDir))
 	s := &Store{root: root, dir: dir, id: st, locks: l, dirs: newDirs(root, l)}
 	if err := s.removeStale(time.Now()); err != nil {
-		return nil, fmt.Errorf("open bucket directory %s: clean up %s: %w", root, tmpDir, err)
+		return nil, errors.Join(fmt.Errorf("open bucket directory %s: clean up %s: %w", root, tmpDir, err), dir.Close())
 	}
 	return s, nil
 }
