@@ -53,36 +53,16 @@ func (fs *fileSystem) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.Op
 	return fs.nodeStatus("open", in.NodeId, err)
 }
 
-// Create makes and opens a file. The kernel has just found that the name is
-// free; if another writer took it since, the file is opened, unless O_EXCL.
+// Create makes and opens a file. The kernel has found that the name is free; if
+// it was taken since, and not by this mount, ESTALE makes the kernel look it up
+// again: it is the kernel that says who may open what is there. With O_EXCL the
+// name's being there is the answer.
 func (fs *fileSystem) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	n, err := fs.create(cancel, &in.InHeader, name, unix.S_IFREG|in.Mode&modePerm, 0, nil)
 	if errors.Is(err, gateway.ErrExist) && in.Flags&unix.O_EXCL == 0 {
-		n, err = fs.takeExisting(cancel, in, name)
+		err = gateway.ErrStale
 	}
 	return fs.answerCreate("create", cancel, in, n, err, out)
-}
-
-// takeExisting looks up what Create found in its way.
-func (fs *fileSystem) takeExisting(cancel <-chan struct{}, in *fuse.CreateIn, name string) (*gateway.Inode, error) {
-	n, err := fs.v.Lookup(request(cancel), gateway.InodeID(in.NodeId), name)
-	if err != nil {
-		return nil, err
-	}
-	if n.Mode&modeType != unix.S_IFREG {
-		fs.v.Forget(n.ID, 1)
-		return nil, gateway.ErrExist
-	}
-	if in.Flags&unix.O_TRUNC == 0 {
-		return n, nil
-	}
-	var zero int64
-	id := n.ID
-	if n, err = fs.v.SetAttr(request(cancel), id, gateway.SetAttr{Size: &zero}); err != nil {
-		fs.v.Forget(id, 1)
-		return nil, err
-	}
-	return n, nil
 }
 
 // Tmpfile makes and opens a file without a name (O_TMPFILE).
@@ -248,7 +228,11 @@ func (fs *fileSystem) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.
 	if in.Offset > math.MaxInt64 {
 		return fuse.Status(unix.ENXIO) // a negative offset
 	}
-	off, err := f.handle.Seek(request(cancel), int64(in.Offset), int(in.Whence))
+	var off int64
+	err := fs.attend(cancel, &in.InHeader, func(ctx context.Context) (err error) {
+		off, err = f.handle.Seek(ctx, int64(in.Offset), int(in.Whence))
+		return err
+	})
 	if err != nil {
 		return fs.nodeStatus("lseek", in.NodeId, err)
 	}

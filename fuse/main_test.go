@@ -133,8 +133,6 @@ func obey(ctx context.Context, s *Server, v *gateway.Volume, f []string) (string
 		return "", s.Invalidate(ino(1))
 	case "invalidate-attr":
 		return "", s.InvalidateAttr(ino(1))
-	case "invalidate-range":
-		return "", s.InvalidateRange(ino(1), 0, 4096)
 	case "invalidate-entry":
 		return "", s.InvalidateEntry(metadata.RootInode, f[1])
 	}

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -209,6 +211,46 @@ func TestServer_InvalidateEntry_ShowsANewName(t *testing.T) {
 	m.do("invalidate-entry f") // one that the kernel does not know
 }
 
+// A name that the kernel believes to be free and that was taken: what is there is
+// opened, by those who may.
+func TestMount_Create_NameWasTaken(t *testing.T) {
+	m := mountVolume(t)
+	m.must(os.Chmod(m.dir, 0o777))
+	taken := func(name string) string {
+		p := m.dir + "/" + name
+		if err := unix.Stat(p, new(unix.Stat_t)); !errors.Is(err, unix.ENOENT) {
+			t.Fatalf("%s before it was made: %v", name, err)
+		}
+		m.do("write %s there", m.do("create %s", name)) // of mode 0644
+		return p
+	}
+	b := make([]byte, 5)
+	f, err := os.OpenFile(taken("a"), os.O_CREATE|os.O_RDWR, 0o666)
+	m.must(err)
+	if _, err := f.ReadAt(b, 0); string(b) != "there" {
+		t.Errorf("read %q, %v", b, err)
+	}
+	m.must(f.Close())
+	if _, err := os.OpenFile(taken("b"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o666); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("with O_EXCL: %v", err)
+	}
+	p := taken("c")
+	c := exec.Command("/bin/sh", "-c", `echo mine >>"$0"`, p)
+	c.Dir, c.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 12345, Gid: 12345}}
+	if said, err := c.CombinedOutput(); err == nil || !strings.Contains(string(said), "Permission denied") {
+		t.Errorf("one who may not write opened it: %s, %v", said, err)
+	}
+	if got, err := os.ReadFile(p); string(got) != "there" {
+		t.Errorf("%q, %v", got, err)
+	}
+	f, err = os.OpenFile(taken("d"), os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o666)
+	m.must(err)
+	m.must(f.Close())
+	if got, err := os.ReadFile(m.dir + "/d"); len(got) != 0 || err != nil {
+		t.Errorf("%q after O_TRUNC, %v", got, err)
+	}
+}
+
 func TestServer_InvalidateEntry_RefreshesListings(t *testing.T) {
 	m := mountVolume(t)
 	count := func() int { entries, err := os.ReadDir(m.dir); m.must(err); return len(entries) }
@@ -225,36 +267,25 @@ func TestServer_InvalidateEntry_RefreshesListings(t *testing.T) {
 }
 
 func TestServer_Invalidate_ShowsNewBytes(t *testing.T) {
-	for _, how := range []string{"invalidate", "invalidate-range"} {
-		m := mountVolume(t)
-		p := m.dir + "/f"
-		m.must(os.WriteFile(p, []byte("before"), 0o644))
-		var st unix.Stat_t
-		m.must(unix.Stat(p, &st))
-		read := func() string { b, err := os.ReadFile(p); m.must(err); return string(b) }
-		if got := read(); got != "before" {
-			t.Fatalf("read %q", got)
-		}
-		m.do("write %d after!", st.Ino)
-		if got := read(); got != "before" {
-			t.Errorf("the kernel does not cache pages: read %q", got)
-		}
-		m.do("%s %d", how, st.Ino)
-		if got := read(); got != "after!" {
-			t.Errorf("read %q after %s", got, how)
-		}
-		m.do("invalidate 123456789") // one that the kernel does not know
-		m.do("invalidate-attr %d", st.Ino)
+	m := mountVolume(t)
+	p := m.dir + "/f"
+	m.must(os.WriteFile(p, []byte("before"), 0o644))
+	var st unix.Stat_t
+	m.must(unix.Stat(p, &st))
+	read := func() string { b, err := os.ReadFile(p); m.must(err); return string(b) }
+	if got := read(); got != "before" {
+		t.Fatalf("read %q", got)
 	}
-}
-
-func TestServer_InvalidateRange_BadRange(t *testing.T) {
-	s := &Server{}
-	for _, r := range [][2]int64{{-1, 5}, {0, 0}, {5, -1}} {
-		if err := s.InvalidateRange(5, r[0], r[1]); err == nil {
-			t.Errorf("range %v was taken", r)
-		}
+	m.do("write %d after!", st.Ino)
+	if got := read(); got != "before" {
+		t.Errorf("the kernel does not cache pages: read %q", got)
 	}
+	m.do("invalidate %d", st.Ino)
+	if got := read(); got != "after!" {
+		t.Errorf("read %q after it was told", got)
+	}
+	m.do("invalidate 123456789") // one that the kernel does not know
+	m.do("invalidate-attr %d", st.Ino)
 }
 
 func TestMount_Passthrough_ReadsTheBackingFile(t *testing.T) {

@@ -18,15 +18,6 @@ func (s *Server) Invalidate(ino gateway.InodeID) error {
 	return notified("inode", ino, s.raw.InodeNotify(uint64(ino), 0, 0))
 }
 
-// InvalidateRange is Invalidate for the pages of bytes [off, off+n) only, and
-// the attributes.
-func (s *Server) InvalidateRange(ino gateway.InodeID, off, n int64) error {
-	if off < 0 || n <= 0 {
-		return fmt.Errorf("invalidate inode %d: a range of %d bytes at %d", ino, n, off)
-	}
-	return notified("inode", ino, s.raw.InodeNotify(uint64(ino), off, n))
-}
-
 // InvalidateAttr makes the kernel ask for the attributes of ino again. It
 // waits for nothing.
 func (s *Server) InvalidateAttr(ino gateway.InodeID) error {
