@@ -94,6 +94,7 @@ func (d *describer) operation(op operation) string {
 	case *refOp:
 		d.bytes(o.ino, o.off, o.length)
 		d.add("checksums", o.sums)
+		d.flag("staged", o.staged)
 		d.flag("clears set-id bits", o.killID)
 		d.at(o.time)
 		return "reference"

@@ -54,11 +54,17 @@ type refOp struct {
 	time   int64
 	killID bool
 	sums   []uint32
+	staged bool // told by the record's kind
 
 	whole bool // as in writeOp
 }
 
-func (o *refOp) kind() journal.Op { return opRef }
+func (o *refOp) kind() journal.Op {
+	if o.staged {
+		return opStagedRef
+	}
+	return opRef
+}
 
 func (o *refOp) codec(c *codec) {
 	c.ino(&o.ino)
@@ -73,10 +79,10 @@ func (o *refOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
 	if m := v.refs[o.ino]; m != nil && m.Overlaps(o.off, o.off+o.length) {
 		return nil, fmt.Errorf("%w: two references to bytes %d to %d of inode %d", ErrDamaged, o.off, o.off+o.length, o.ino)
 	}
-	if !o.whole && v.dropsStaged(o.ino, o.off+o.length) {
+	if !o.staged && !o.whole && v.dropsStaged(o.ino, o.off+o.length) {
 		return nil, errWholeLock
 	}
-	apply, err := v.planBytes(o.ino, o.off, o.length, o.time, o.killID, false)
+	apply, err := v.planBytes(o.ino, o.off, o.length, o.time, o.killID, o.staged)
 	if err != nil {
 		return nil, err
 	}

@@ -29,6 +29,7 @@ const (
 
 	opShareFrames journal.Op = 14 // the same with an object that has frames
 	opAdopt       journal.Op = 15 // a slot takes an object from outside the volume as its base
+	opStagedRef   journal.Op = 16 // staged bytes in the cache file
 )
 
 // operation is one change of the state. plan checks it against the state and
@@ -39,12 +40,17 @@ type operation interface {
 	plan(v *Volume) (apply func(lsn journal.LSN, loc journal.Loc), err error)
 }
 
+// refers says whether a record's bytes lie in the cache file.
+func refers(k journal.Op) bool { return k == opRef || k == opStagedRef }
+
 func newOperation(k journal.Op) (operation, error) {
 	switch k {
 	case opWrite:
 		return &writeOp{}, nil
 	case opRef:
 		return &refOp{}, nil
+	case opStagedRef:
+		return &refOp{staged: true}, nil
 	case opSetAttr:
 		return &setAttrOp{}, nil
 	case opCreate:

@@ -104,7 +104,7 @@ func (v *Volume) redo(r journal.Record) error {
 // verifyRecord tells the journal whether a record's reference holds: above the
 // durable LSN one that doesn't begins the torn tail.
 func (v *Volume) verifyRecord(r journal.Record) error {
-	if r.Op != opRef || uint64(r.LSN) <= v.head.LastLSN {
+	if !refers(r.Op) || uint64(r.LSN) <= v.head.LastLSN {
 		return nil
 	}
 	op, err := decodeOp(r)

@@ -420,7 +420,7 @@ func (v *Volume) syncReferences() error {
 
 // expandReference replaces a reference's record by one that carries the bytes.
 func (v *Volume) expandReference(lsn journal.LSN, e journal.Entry) (journal.Entry, error) {
-	if e.Op != opRef {
+	if !refers(e.Op) {
 		return e, nil
 	}
 	op, err := decodeOp(journal.Record{LSN: lsn, Op: e.Op, Body: e.Body})
@@ -432,7 +432,7 @@ func (v *Volume) expandReference(lsn journal.LSN, e journal.Entry) (journal.Entr
 	if err != nil {
 		return e, err
 	}
-	w := &writeOp{ino: o.ino, off: o.off, length: o.length, time: o.time, killID: o.killID}
+	w := &writeOp{ino: o.ino, off: o.off, length: o.length, time: o.time, killID: o.killID, staged: o.staged}
 	return journal.Entry{Op: opWrite, Body: encodeOp(w), Data: data}, nil
 }
 

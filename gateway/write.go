@@ -177,7 +177,7 @@ func (w *write) locked(ctx context.Context, off, end int64) error {
 	if err != nil {
 		return err
 	}
-	if len(w.p) >= w.v.opt.ReferenceBytes && !w.staged {
+	if len(w.p) >= w.v.opt.ReferenceBytes {
 		done, err := w.reference(size)
 		if done || err != nil {
 			return err
@@ -259,7 +259,7 @@ func (w *write) reference(stagedFrom int64) (bool, error) {
 		return false, nil
 	}
 	v.unsynced.add(w.nd.id)
-	op := &refOp{ino: w.nd.id, off: w.off, length: int64(len(w.p)), time: v.clock(), killID: w.killID, sums: blockSums(w.p), whole: w.whole}
+	op := &refOp{ino: w.nd.id, off: w.off, length: int64(len(w.p)), time: v.clock(), killID: w.killID, sums: blockSums(w.p), staged: w.staged, whole: w.whole}
 	v.mu.Lock()
 	lsn, err := v.enqueue(w.res, op, nil)
 	v.mu.Unlock()

@@ -461,6 +461,11 @@ func checkMountPoint(dir string, nonEmpty bool) error {
 // comes as one stream: few objects at a time keep up with it.
 const relayUploadBytes = 16 << 20
 
+// relayReferenceBytes is from how many bytes on a relay leaves what it was sent in the
+// cache file, in bytes: making a reference durable takes a sync more, which groups
+// that are acknowledged one by one would wait for.
+const relayReferenceBytes = 512 << 10
+
 // networkBulk is how many bytes of a load there are, where the store is behind a
 // network, when their way there begins: it takes longer than the load, so that every
 // moment counts in which nothing goes. In a directory a load is left alone for longer:
@@ -488,7 +493,7 @@ func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options
 		Owner: gateway.HostOwner(o.state), Logger: log, Schedules: true,
 	}
 	if o.relay != nil {
-		g.UploadBytes = relayUploadBytes
+		g.UploadBytes, g.ReferenceBytes = relayUploadBytes, relayReferenceBytes
 	}
 	if o.t.url.Scheme != objstore.SchemeFile {
 		g.BulkBytes = networkBulk
