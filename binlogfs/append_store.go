@@ -126,12 +126,16 @@ func grow(b []byte, n int) []byte {
 
 // put appends to the buffer.
 func (a *Appender) put(ctx context.Context, p []byte) error {
-	if len(a.buf) >= a.part() {
-		if err := a.spill(ctx); err != nil {
-			return err
+	for len(p) > 0 {
+		if len(a.buf) >= a.part() {
+			if err := a.spill(ctx); err != nil {
+				return err
+			}
 		}
+		n := min(len(p), max(a.part()-len(a.buf), 1))
+		a.buf = append(a.buf, p[:n]...)
+		p = p[n:]
 	}
-	a.buf = append(a.buf, p...)
 	return nil
 }
 

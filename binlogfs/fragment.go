@@ -21,7 +21,7 @@ const (
 // from there to the bucket, where nobody sees them before the group is whole.
 type Fragment struct {
 	Unit FragmentUnit // default FragmentBytes
-	Size int64        // units of a part; 0: parts of 1 MiB only
+	Size int64        // units of a part; 0: parts of up to 1 MiB only
 }
 
 // smallestFragment keeps a part larger than what storing it costs.
@@ -42,13 +42,14 @@ func (f Fragment) Validate() error {
 	return nil
 }
 
-// part is how many bytes are handed to the volume at a time.
+// part is how many bytes are handed to the volume next. Unless it was said otherwise
+// they end at a block's end.
 func (a *Appender) part() int {
 	f := a.l.opt.Fragment
 	if f.Size > 0 && f.Size < stageSize && (f.Unit == "" || f.Unit == FragmentBytes) {
 		return int(f.Size)
 	}
-	return stageSize
+	return stageSize - int(a.staged%stageBlock)
 }
 
 // fragment hands the open group's bytes to the volume when they are as many rows or

@@ -74,7 +74,7 @@ type LogOptions struct {
 	Dir string // in the volume, without slashes at its ends; empty: the top
 	Ack Ack    // default AckJournal
 	// Fragment says in which parts an open group goes to the volume; the zero
-	// value means parts of 1 MiB.
+	// value means parts of up to 1 MiB.
 	Fragment Fragment
 	// Own makes the archive keep files of its own sequence instead of its source's;
 	// nil: mirror mode. It counts for who appends.

@@ -150,8 +150,8 @@ func markPlace(ctx context.Context, a Searchable, at string) (Position, string, 
 		if err != nil {
 			return Position{}, "", err
 		}
-		if offset > f.Size {
-			return Position{}, "", fmt.Errorf("%w: %s has %d bytes, and %d lies beyond", ErrMark, f.Path(), f.Size, offset)
+		if err := betweenGroups(ctx, a, f, offset); err != nil {
+			return Position{}, "", err
 		}
 		return Position{f.Epoch, f.Name, offset}, "", nil
 	}
@@ -170,14 +170,65 @@ func markPlace(ctx context.Context, a Searchable, at string) (Position, string, 
 	if err != nil {
 		return Position{}, "", err
 	}
+	if err := checkOnce(state, at); err != nil {
+		return Position{}, "", err
+	}
 	if missing := has.lacks(state); missing != "" {
 		return Position{}, "", fmt.Errorf("%w: the group %s, where the archive ends at %s; mark it when that has come", ErrNotFound, missing, has.end())
+	}
+	if missing := has.Missing(state); missing != "" {
+		return Position{}, "", fmt.Errorf("%w: the group %s; the archive has others up to %s, so this is the position of another server", ErrNotFound, missing, has.end())
 	}
 	f, err := FileAfter(ctx, a, state)
 	if err != nil {
 		return Position{}, "", err
 	}
 	return Position{f.Epoch, f.Name, int64(len(magic))}, at, nil
+}
+
+// checkOnce refuses a text that gives a server's last group in a domain of MariaDB's
+// twice.
+func checkOnce(state *GTIDState, text string) error {
+	if state.flavor == MariaDB && len(state.list()) <= strings.Count(text, ",") {
+		return fmt.Errorf("%w: %q names two groups of one server in one domain, and a position has the last one", ErrMark, text)
+	}
+	return nil
+}
+
+// betweenGroups refuses an offset that no position can mean: beyond the end, or within
+// a group or an event. It reads from the last indexed group before it on.
+func betweenGroups(ctx context.Context, a Searchable, f *FileInfo, offset int64) error {
+	switch {
+	case offset == f.Size:
+		return nil
+	case offset > f.Size:
+		return fmt.Errorf("%w: %s has %d bytes, and %d lies beyond", ErrMark, f.Path(), f.Size, offset)
+	case offset < int64(len(magic)):
+		return fmt.Errorf("%w: the first position of a binary log is %d, not %d", ErrMark, len(magic), offset)
+	}
+	from := f.before(func(m Mark) bool { return m.Offset > offset })
+	if from > offset {
+		from = int64(len(magic))
+	}
+	begins, last := false, from // last: the place between groups before the offset
+	err := Walk(ctx, a, f, from, func(e *Event) error {
+		between := e.Step == StepHead || e.Step == StepBegin || e.Step == StepWhole
+		switch {
+		case e.Offset >= offset:
+			begins = between && e.Offset == offset
+			return errStop
+		case between:
+			last = e.Offset
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if !begins {
+		return fmt.Errorf("%w: %d of %s lies within the event or group that begins at %d", ErrMark, offset, f.Path(), last)
+	}
+	return nil
 }
 
 // FileAfter returns the file in which the first group lies, or will, that is not

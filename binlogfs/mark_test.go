@@ -108,10 +108,20 @@ func TestLog_Mark_KeptThroughPurgesAndKills(t *testing.T) {
 
 func TestLog_Mark_BadInput(t *testing.T) {
 	_, l, s := filled(t, "m1011")
+	group := s.begins(t, 0)[5]
+	at := func(offset int64) string { return fmt.Sprintf("%s:%d", s.names[0], offset) }
 	for _, c := range []struct {
 		name, at string
 		err      error
 	}{
+		{"x", at(group.Offset + 1), ErrMark},
+		{"x", at(group.Offset + int64(group.Size)), ErrMark}, // its second event
+		{"x", at(0), ErrMark},
+		{"x", at(3), ErrMark},
+		{"x", at(5), ErrMark},
+		{"x", at(int64(len(s.bodies[0])) + 1), ErrMark},
+		{"x", "3-999-5", ErrNotFound}, // that server has logged nothing
+		{"x", "3-11-5,3-11-4", ErrMark},
 		{"", "3-11-5", ErrMark},
 		{"a b", "3-11-5", ErrMark},
 		{strings.Repeat("x", 101), "3-11-5", ErrMark},
@@ -133,6 +143,11 @@ func TestLog_Mark_BadInput(t *testing.T) {
 	}
 	if m, err := l.Mark(t.Context(), "x", "3-11-5"); err != nil || m.File != s.names[0] {
 		t.Errorf("%+v, %v", m, err)
+	}
+	for _, offset := range []int64{4, group.Offset, int64(len(s.bodies[0]))} {
+		if m, err := l.Mark(t.Context(), "x", at(offset)); err != nil || m.Offset != offset {
+			t.Errorf("between groups at %d: %+v, %v", offset, m, err)
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -49,7 +50,7 @@ type PullOptions struct {
 func (o *PullOptions) Validate() error {
 	switch {
 	case len(o.Sources) == 0:
-		return errors.New("no source to pull from: name one with --source host:port")
+		return errors.New("no source to pull from")
 	case o.User == "":
 		return errors.New("no user for the source")
 	case o.ServerID == 0:
@@ -96,9 +97,10 @@ func checkSource(source string) error {
 
 // PullStatus is how a Puller is.
 type PullStatus struct {
-	Source    string    `json:"source,omitempty"` // the address in use, or the last one
+	Source    string    `json:"source,omitempty"` // the address in use, or the last one; before there was any the first to try
 	Connected bool      `json:"connected"`
-	Since     time.Time `json:"since,omitzero"` // connected or lost
+	Since     time.Time `json:"since,omitzero"`   // connected, or not: lost, or tried
+	Trying    []string  `json:"trying,omitempty"` // while it is not connected: the addresses that are tried, in order
 	Server    string    `json:"server,omitempty"`
 	ServerID  uint32    `json:"server_id,omitempty"`
 	UUID      string    `json:"uuid,omitempty"`
@@ -111,7 +113,7 @@ type PullStatus struct {
 	LagBytes   int64     `json:"lag_bytes"`
 	Received   int64     `json:"received_bytes"` // since the start
 	LastEvent  time.Time `json:"last_event,omitzero"`
-	Reconnects int64     `json:"reconnects"`
+	Reconnects int64     `json:"reconnects"` // attempts after the first
 	LastError  string    `json:"last_error,omitempty"` // empty while all is well
 	Stopped    bool      `json:"stopped"`              // by an error that does not heal by itself
 }
@@ -195,16 +197,27 @@ func (p *Puller) Run(ctx context.Context) error {
 	return err
 }
 
-func (p *Puller) run(ctx context.Context) error {
+// begins notes that sources are tried from now on.
+func (p *Puller) begins() {
 	p.lost = time.Now()
-	p.update(func(s *PullStatus) { s.Stopped, s.LastError = false, "" })
+	p.update(func(s *PullStatus) {
+		s.Stopped, s.LastError, s.Since, s.Trying = false, "", p.lost, p.candidates()
+		if s.Source == "" {
+			s.Source = s.Trying[0]
+		}
+	})
+}
+
+func (p *Puller) run(ctx context.Context) error {
+	p.begins()
+	defer p.update(func(s *PullStatus) { s.Trying = nil })
 	wait := p.o.RetryMin
 	told := ""
 	for {
 		streamed, err := p.round(ctx)
 		p.update(func(s *PullStatus) {
 			if s.Connected {
-				s.Connected, s.Since = false, time.Now()
+				s.Connected, s.Since, s.Trying = false, time.Now(), p.candidates()
 			}
 			if ctx.Err() == nil {
 				s.LastError = strings.ReplaceAll(err.Error(), "\n", "; ")
@@ -223,6 +236,9 @@ func (p *Puller) run(ctx context.Context) error {
 		if told == "" {
 			told = err.Error()
 			what := "the source is lost; trying again"
+			if !streamed {
+				what = "no connection to the source; trying again"
+			}
 			if errors.Is(err, gateway.ErrNoSpace) || errors.Is(err, gateway.ErrQuota) {
 				what = "there is no room for what the source sends; trying again"
 			}
@@ -245,20 +261,17 @@ func (p *Puller) run(ctx context.Context) error {
 func (p *Puller) round(ctx context.Context) (streamed bool, err error) {
 	var errs []error
 	heals := false
-	for i := range p.o.Sources {
-		if i = p.turn(i); ctx.Err() != nil {
+	for _, addr := range p.candidates() {
+		if ctx.Err() != nil {
 			break
 		}
-		if p.only && p.o.Sources[i] != p.ordered {
-			continue
-		}
-		streamed, err := p.pull(ctx, p.o.Sources[i])
+		streamed, err := p.pull(ctx, addr)
 		if err == nil {
 			err = errors.New("the source ended the connection")
 		}
-		err = fmt.Errorf("%s: %w", p.o.Sources[i], err)
+		err = fmt.Errorf("%s: %w", addr, err)
 		if streamed {
-			p.current, p.lost = i, time.Now()
+			p.current, p.lost = slices.Index(p.o.Sources, addr), time.Now()
 			return true, err
 		}
 		errs = append(errs, err)
@@ -271,15 +284,13 @@ func (p *Puller) round(ctx context.Context) (streamed bool, err error) {
 	return false, err
 }
 
-// turn is the index of the i-th source to try: the one in use, then the others in order.
-func (p *Puller) turn(i int) int {
-	switch {
-	case i == 0:
-		return p.current
-	case i <= p.current:
-		return i - 1
+// candidates are the sources to try: the one in use, then the others in order, or the
+// one that an operator has chosen.
+func (p *Puller) candidates() []string {
+	if p.only {
+		return []string{p.ordered}
 	}
-	return i
+	return firstOf(p.o.Sources, p.o.Sources[p.current])
 }
 
 // pull connects to a source and adds what it sends until the connection ends.
@@ -386,7 +397,7 @@ func (p *Puller) connected(s *sourceConn, a *Appender, addr string) {
 	defer p.mu.Unlock()
 	p.appender = a
 	p.status.LagSeconds, p.status.LagBytes = 0, lagUnknown
-	p.status.Source, p.status.Connected, p.status.Since, p.status.LastError = addr, true, time.Now(), ""
+	p.status.Source, p.status.Connected, p.status.Since, p.status.Trying, p.status.LastError = addr, true, time.Now(), nil, ""
 	p.status.Server, p.status.ServerID, p.status.UUID, p.status.SemiSync = s.version, s.source.ServerID, s.source.UUID, s.semiSync
 	p.o.Logger.Info("pulling", "source", addr, "server", s.version, "server_id", s.source.ServerID, "semi_sync", s.semiSync)
 }

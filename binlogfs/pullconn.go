@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -112,7 +113,10 @@ func (s *sourceConn) introduce(ctx context.Context, semiSync bool) error {
 	s.version = strings.TrimPrefix(s.c.GetServerVersion(), compatible) // as @@version has it
 	s.source.Flavor = flavorOf(s.version)
 	if s.p.o.Compress == "zstd" && s.source.Flavor == MariaDB {
-		return &fatalError{errors.New("MariaDB does not compress connections with zstd: choose zlib or none")}
+		return &fatalError{errors.New("MariaDB does not compress connections with zstd: choose zlib, or off")}
+	}
+	if s.compress && !s.compresses() {
+		return &fatalError{fmt.Errorf("the source does not compress connections with %s (MySQL: protocol_compression_algorithms): allow it there, or choose another compression, or off", s.p.o.Compress)}
 	}
 	id, err := s.variable("server_id")
 	if err != nil {
@@ -149,6 +153,16 @@ func (s *sourceConn) introduce(ctx context.Context, semiSync bool) error {
 		return s.askSemiSync()
 	}
 	return nil
+}
+
+// compresses says whether the source took part in the compression that was asked for. The
+// library goes by what was asked for alone.
+func (s *sourceConn) compresses() bool {
+	capability := "CLIENT_COMPRESS"
+	if s.p.o.Compress == "zstd" {
+		capability = "CLIENT_ZSTD_COMPRESSION_ALGORITHM"
+	}
+	return slices.Contains(strings.Split(s.c.CapabilityString(), "|"), capability)
 }
 
 // askSemiSync asks for semi-synchronous replication where the source has it. A

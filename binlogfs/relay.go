@@ -95,6 +95,7 @@ func (r *Relay) Start(ctx context.Context) error {
 	ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	done, p := make(chan struct{}), r.p
 	r.done, r.err = done, nil
+	p.begins() // who asks at once sees it
 	go func() {
 		defer close(done)
 		err := p.Run(ctx)

@@ -43,12 +43,13 @@ func (b *builder) wholeSlot(n *Inode, no uint32, old *metadata.Slot, pieces []sp
 			}
 		}
 	}
-	base, body, err := b.v.newBase(buf, b.c.CommitID, int64(no)*b.v.objectSize, n.ID)
+	start := int64(no) * b.v.objectSize
+	base, body, err := b.v.newBase(buf, knownSums(pieces, start, length), b.c.CommitID, start, n.ID)
 	if err != nil {
 		b.v.uploads.give(held)
 		return err
 	}
-	b.c.Objects = append(b.c.Objects, metadata.Object{Key: base.Key, Size: int64(len(body)), Sum: checksum(body)})
+	b.c.Objects = append(b.c.Objects, metadata.Object{Key: base.Key, Size: int64(len(body)), Sum: bodySum(base, body)})
 	if plain := held - int64(len(body)); plain > 0 { // its frames are all that is left
 		b.v.uploads.give(plain)
 		held -= plain
@@ -75,9 +76,19 @@ func (v *Volume) bodyMemory(length int64) int64 {
 	return 2*length + blocks*blockcodec.Overhead
 }
 
+// bodySum is the checksum of an object's body, which is its plain bytes unless it has
+// frames.
+func bodySum(base *metadata.Base, body []byte) uint32 {
+	if base.Stored == nil {
+		return joinedSum(base.Sums, len(body))
+	}
+	return checksum(body)
+}
+
 // newBase names an object for a slot's bytes, which lie at off in a file, and
-// returns what is to be stored under that name.
-func (v *Volume) newBase(buf []byte, id metadata.CommitID, off int64, ino InodeID) (*metadata.Base, []byte, error) {
+// returns what is to be stored under that name. Checksums of some of its blocks may be
+// known.
+func (v *Volume) newBase(buf []byte, known []knownSum, id metadata.CommitID, off int64, ino InodeID) (*metadata.Base, []byte, error) {
 	var random [10]byte
 	if _, err := io.ReadFull(v.opt.Rand, random[:]); err != nil {
 		return nil, nil, fmt.Errorf("random numbers: %w", err)
@@ -91,7 +102,7 @@ func (v *Volume) newBase(buf []byte, id metadata.CommitID, off int64, ino InodeI
 	if err != nil {
 		return nil, nil, err
 	}
-	base := &metadata.Base{Ref: metadata.Ref{Key: key}, Len: uint32(len(buf)), Birth: id.N, Sums: blockSums(buf)}
+	base := &metadata.Base{Ref: metadata.Ref{Key: key}, Len: uint32(len(buf)), Birth: id.N, Sums: blockSumsKnowing(buf, known)}
 	return base, f.object(buf, base), nil
 }
 

@@ -55,7 +55,7 @@ func shortened(s string) string {
 }
 
 // Describe says what a journal record does. A record that does not decode is
-// ErrDamaged.
+// ErrDamaged, ErrNewerFormat.
 func Describe(r journal.Record) (Description, error) {
 	op, err := decodeOp(r)
 	if err != nil {

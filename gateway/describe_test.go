@@ -11,7 +11,7 @@ func TestDescribe_EveryKindOfOperation(t *testing.T) {
 	for k := opWrite; ; k++ {
 		op, err := newOperation(k)
 		if err != nil {
-			if k <= opAdopt {
+			if k <= opLast {
 				t.Fatal(err)
 			}
 			break

@@ -49,6 +49,7 @@ var (
 	ErrClosed = errors.New("volume is closed")
 	// ErrNoVolume: the prefix holds no volume.
 	ErrNoVolume = errors.New("no volume here")
-	// ErrNewerFormat: a newer version formatted the volume.
-	ErrNewerFormat = errors.New("volume was formatted by a newer version of cistern")
+	// ErrNewerFormat: a newer version formatted the volume, or wrote the document or
+	// the journal.
+	ErrNewerFormat = errors.New("made by a newer version of cistern")
 )

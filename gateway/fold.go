@@ -217,10 +217,10 @@ func (v *Volume) foldSlot(ctx context.Context, k slotKey, force bool) (*folded, 
 	}
 	defer v.uploads.give(framed)
 	var body []byte
-	if f.base, body, err = v.newBase(buf, id, int64(k.slot)*v.objectSize, k.ino); err != nil {
+	if f.base, body, err = v.newBase(buf, nil, id, int64(k.slot)*v.objectSize, k.ino); err != nil {
 		return nil, nil, err
 	}
-	f.sum = checksum(body)
+	f.sum = bodySum(f.base, body)
 	if err := v.persist(ctx, f.base.Key, body); err != nil {
 		return nil, nil, err
 	}

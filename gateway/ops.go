@@ -30,6 +30,8 @@ const (
 	opShareFrames journal.Op = 14 // the same with an object that has frames
 	opAdopt       journal.Op = 15 // a slot takes an object from outside the volume as its base
 	opStagedRef   journal.Op = 16 // staged bytes in the cache file
+
+	opLast = opStagedRef
 )
 
 // operation is one change of the state. plan checks it against the state and
@@ -78,7 +80,10 @@ func newOperation(k journal.Op) (operation, error) {
 	case opAdopt:
 		return &adoptOp{}, nil
 	}
-	return nil, fmt.Errorf("%w: journal record of unknown kind %d", ErrDamaged, k)
+	if k <= opLast {
+		return nil, fmt.Errorf("%w: a journal record of kind %d, which there is not", ErrDamaged, k)
+	}
+	return nil, fmt.Errorf("%w: a journal record of kind %d, and this release knows kinds up to %d: mount with the newer one, whose unmount leaves none", ErrNewerFormat, k, opLast)
 }
 
 func encodeOp(op operation) []byte {

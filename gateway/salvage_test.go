@@ -126,6 +126,7 @@ func loserAs(t *testing.T, durability Durability, as form) (a *lab, v *Volume, w
 	}
 	want["replaced"] = want["fresh"]
 	delete(want, "fresh")
+	stageBehind(t, a, v, want)
 	n, err := v.Create(bg, 1, "dir", modeDir|0o755, 0, Owner{}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -136,6 +137,30 @@ func loserAs(t *testing.T, durability Durability, as form) (a *lab, v *Volume, w
 	h.Close()
 	mustFsync(t, v)
 	return a, v, want
+}
+
+// stageBehind makes a file of staged bytes, all by reference: some are published,
+// and nobody sees the others.
+func stageBehind(t *testing.T, a *lab, v *Volume, want files) {
+	t.Helper()
+	h := mkfile(t, v, 1, "log")
+	defer h.Close()
+	p := a.noise(30000)
+	was := v.Status().ReferenceBytes
+	for off := 0; off < len(p); off += 10000 {
+		if _, err := h.Stage(bg, p[off:off+10000], int64(off)); err != nil {
+			t.Fatal(err)
+		}
+		if off == 10000 {
+			if err := h.Publish(bg, 20000); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n := v.Status().ReferenceBytes - was; n != int64(len(p)) {
+		t.Fatalf("%d bytes are referenced", n)
+	}
+	want["log"] = string(p[:20000])
 }
 
 func (s *shelf) diff(want files) string {
@@ -220,7 +245,7 @@ func TestSalvage_FencedWriter_EveryFileAsItSawIt(t *testing.T) {
 					}
 				}
 				text := strings.Join(list, "\n")
-				for _, line := range []string{"rename moved new name", "unlink gone", "unlink temporary", "rename fresh replaced", "mkdir dir", "create dir/deep", "truncate cut"} {
+				for _, line := range []string{"rename moved new name", "unlink gone", "unlink temporary", "rename fresh replaced", "mkdir dir", "create dir/deep", "truncate cut", "publish log"} {
 					if !strings.Contains(text, line) {
 						t.Errorf("the operations lack %q:\n%s", line, text)
 					}
@@ -246,7 +271,7 @@ func TestSalvage_WithoutTheBucket_RangesOnly(t *testing.T) {
 		if r.BaseRead || r.BaseWhy == "" || len(r.Damage) > 0 {
 			t.Errorf("report: %+v", r)
 		}
-		for _, name := range []string{"born", "holes", "dir/deep", "replaced"} {
+		for _, name := range []string{"born", "holes", "dir/deep", "replaced", "log"} {
 			path := name
 			if name == "dir/deep" || got.files[path] == nil {
 				path = unknownPath(got, name)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/cisternfs/cistern/cache"
 	"github.com/cisternfs/cistern/journal"
-	"github.com/cisternfs/cistern/metadata"
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -305,17 +304,6 @@ func (v *Volume) referable(ino InodeID, off, end int64) bool {
 		}
 	}
 	return true
-}
-
-// blockSums gives the CRC32C of each BlockSize piece of p.
-func blockSums(p []byte) []uint32 {
-	sums := make([]uint32, 0, (len(p)+metadata.BlockSize-1)/metadata.BlockSize)
-	for len(p) > 0 {
-		n := min(len(p), metadata.BlockSize)
-		sums = append(sums, checksum(p[:n]))
-		p = p[n:]
-	}
-	return sums
 }
 
 // maySync asks for a sync of the journal when much is waiting for one.

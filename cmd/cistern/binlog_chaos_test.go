@@ -3,7 +3,7 @@ package main
 import (
 	"context"
 	"net"
-	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,27 +16,13 @@ import (
 // and a server id of its own. It serves no replicas.
 func (d *downstream) rival(t *testing.T) *relayTest {
 	t.Helper()
-	r := *d.relayTest
-	r.state, r.mount = d.state+"2", d.mount+"2"
-	if err := os.Mkdir(r.mount, 0o755); err != nil {
-		t.Fatal(err)
+	r := d.elsewhere(t)
+	for _, flag := range []string{"--listen", "--users-file"} {
+		i := slices.Index(r.args, flag)
+		r.args = slices.Delete(r.args, i, i+2)
 	}
-	r.args = nil
-	for i := 0; i < len(d.args); i++ {
-		switch a := d.args[i]; a {
-		case d.state:
-			r.args = append(r.args, r.state)
-		case d.mount:
-			r.args = append(r.args, r.mount)
-		case "77":
-			r.args = append(r.args, "78")
-		case "--listen", "--users-file":
-			i++
-		default:
-			r.args = append(r.args, a)
-		}
-	}
-	return &r
+	r.args[slices.Index(r.args, "77")] = "78"
+	return r
 }
 
 // A second relay does not get at the volume while the first one has it. Told to take

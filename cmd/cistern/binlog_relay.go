@@ -56,7 +56,8 @@ func (a *app) binlogRelayCommand() *cobra.Command {
 		Long: `Connects to a MariaDB or MySQL server as a replica does, and keeps its binary log
 in the volume, byte for byte, under its own file names; with --mode own in a
 sequence of files of the relay's, which goes on over a change of the source. It
-returns when the log is being pulled. With --mount the files are to be seen in a
+returns when the log is being pulled, or after 5 seconds, when it says which
+sources it is trying to connect to. With --mount the files are to be seen in a
 directory.
 
 The password comes from --source-password-file, or from the environment's
@@ -88,7 +89,7 @@ of the file that --config names. SIGTERM and SIGINT end the relay.`,
 	f.BoolVar(&r.pull.Restored, "accept-restored-source", false, "go on in a new epoch when the source's files are others than they were and it has every group that is published")
 	r.serve.flags(f)
 	f.Var(&r.unit, "fragment-unit", "what the parts of an open group are counted in")
-	f.Int64Var(&r.size, "fragment-size", 0, "how many make a part that goes to the bucket before the group ends; 0: parts of 1 MiB")
+	f.Int64Var(&r.size, "fragment-size", 0, "how many make a part that goes to the bucket before the group ends; 0: parts of up to 1 MiB")
 	return a.longCommand(c, func(ctx context.Context, c *cobra.Command, args []string) error {
 		return a.serveVolume(ctx, o, a.relaySettings(c, o, args))
 	})
@@ -120,7 +121,7 @@ func (a *app) relaySettings(c *cobra.Command, o *mountOptions, args []string) er
 	if r.pull.Start, err = binlogfs.ParseStart(r.start); err != nil {
 		return fmt.Errorf("--%w", err)
 	}
-	if err := (binlogfs.Fragment{Unit: binlogfs.FragmentUnit(r.unit.value), Size: r.size}).Validate(); err != nil {
+	if err := r.complete(c.Flags().Changed); err != nil {
 		return err
 	}
 	paths := []*string{
@@ -142,13 +143,6 @@ func (a *app) relaySettings(c *cobra.Command, o *mountOptions, args []string) er
 	if err := r.pull.Validate(); err != nil {
 		return err
 	}
-	if o := r.ownFiles(); o != nil {
-		if err := o.Validate(); err != nil {
-			return err
-		}
-	} else if c.Flags().Changed("max-binlog-size") || c.Flags().Changed("binlog-name") {
-		return errors.New("--max-binlog-size and --binlog-name need --mode own: in mirror mode files are called and end as the source's do")
-	}
 	if r.serve.listen != "" {
 		if _, err := r.serve.options(); err != nil {
 			return err
@@ -159,6 +153,43 @@ func (a *app) relaySettings(c *cobra.Command, o *mountOptions, args []string) er
 	}
 	if o.logFile == "" && !o.foreground {
 		o.logFile = filepath.Join(o.state, logName)
+	}
+	return nil
+}
+
+// complete says which flag is missing, or contradicts another one. given says of a flag
+// whether it, or the setting of its name, was given.
+func (r *relayOptions) complete(given func(flag string) bool) error {
+	tls, p := &r.pull.TLS, &r.pull
+	switch {
+	case len(p.Sources) == 0:
+		return errors.New("--source is missing: the server to pull from, as host:port or a socket's path")
+	case p.User == "":
+		return errors.New("--source-user is missing: the source's user for replication")
+	case p.ServerID == 0:
+		return errors.New("--server-id is missing: a number from 1 on that no other replica of the source has")
+	case (tls.Cert == "") != (tls.Key == ""):
+		return errors.New("--source-cert and --source-key belong together: give both, or neither")
+	case tls.Mode == binlogfs.TLSOff && (tls.CA != "" || tls.Cert != ""):
+		return errors.New("--source-ca and --source-cert need --source-tls, which is off")
+	}
+	if err := (binlogfs.Fragment{Unit: binlogfs.FragmentUnit(r.unit.value), Size: r.size}).Validate(); err != nil {
+		return fmt.Errorf("--fragment-size %d with --fragment-unit %s: %w", r.size, r.unit.value, err)
+	}
+	if own := r.ownFiles(); own != nil {
+		if err := own.Validate(); err != nil {
+			return fmt.Errorf("--binlog-name and --max-binlog-size: %w", err)
+		}
+	} else if given("max-binlog-size") || given("binlog-name") {
+		return errors.New("--max-binlog-size and --binlog-name need --mode own: in mirror mode files are called and end as the source's do")
+	}
+	if r.serve.listen != "" {
+		return nil
+	}
+	for _, flag := range []string{"users-file", "tls-cert", "tls-key", "tls-ca", "require-tls", "serve-semi-sync", "max-connections"} {
+		if given(flag) {
+			return fmt.Errorf("--%s needs --listen, without which nothing is served", flag)
+		}
 	}
 	return nil
 }
@@ -272,6 +303,16 @@ func (r *relayed) begin(ctx context.Context, fs shown) error {
 		}
 	}
 	return nil
+}
+
+// waiting says what a relay that is not connected does about it; empty for one that is.
+func (r *relayed) waiting() string {
+	s := r.relay.Status()
+	text := tryingText(&s)
+	if text != "" && s.LastError != "" {
+		text += "; the last error: " + s.LastError
+	}
+	return text
 }
 
 // watch waits until the relay is of no use any more. When pulling has ended by an

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -261,5 +262,148 @@ func TestBinlogRelay_WrongPassword_EndsWithASentence(t *testing.T) {
 	out, err = harness.Run(t.Context(), "", append(r.args, "--fragment-size", "10")...)
 	if err == nil || !strings.Contains(err.Error(), "exit status 2") {
 		t.Errorf("%s: %v", out, err)
+	}
+}
+
+// A relay whose source doesn't answer says so: to which it is trying to connect, since
+// when and why it can't, in the lines with which it starts, in the background and in
+// the foreground, in its status and its log; and it pulls when the source is there.
+func TestBinlogRelay_SourceAway_SaysThatItIsTrying(t *testing.T) {
+	testenv.Long(t)
+	s := dbtest.Start(t, dbtest.MariaDB1011)
+	s.Exec(t, "create database d")
+	for _, foreground := range []bool{true, false} {
+		s.Kill(t)
+		r := newRelayTest(t, s, "--source", "127.0.0.1:1")
+		trying := "trying to connect to " + s.Addr() + " and 127.0.0.1:1 since 20"
+		var out string
+		if foreground {
+			r.start(t)
+			out = r.proc.LogTail()
+		} else {
+			r.args = slices.DeleteFunc(r.args, func(a string) bool { return a == "--foreground" })
+			var err error
+			if out, err = harness.Run(t.Context(), "", r.args...); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _, _ = harness.Run(context.Background(), "", r.binary, "binlog", "stop", r.url) }) // it may have ended
+		}
+		for _, part := range []string{"is not connected to its source yet", trying, "connection refused"} {
+			if !strings.Contains(out, part) {
+				t.Errorf("foreground %v: it begins without %q:\n%s", foreground, part, out)
+			}
+		}
+		st := r.status(t)
+		if want := []string{s.Addr(), "127.0.0.1:1"}; !st.Pulling || st.Connected || !slices.Equal(st.Trying, want) || st.Since.IsZero() || st.Source != want[0] || st.LastError == "" {
+			t.Errorf("foreground %v: status %+v", foreground, st)
+		}
+		if text := r.cistern(t, "status", r.url); !strings.Contains(text, trying) || !strings.Contains(text, "connection refused") {
+			t.Errorf("foreground %v: status says\n%s", foreground, text)
+		}
+		if text := r.cistern(t, "source", "stop", r.url); !strings.Contains(text, "pulls no more") {
+			t.Error(text)
+		}
+		if text := r.cistern(t, "source", "start", r.url); !strings.Contains(text, "trying to connect to "+s.Addr()) {
+			t.Errorf("source start says %q", text)
+		}
+		s.Restart(t)
+		r.caughtUp(t)
+		if st := r.status(t); !st.Connected || len(st.Trying) != 0 || st.LastError != "" {
+			t.Errorf("foreground %v: connected: %+v", foreground, st)
+		}
+		if text := r.cistern(t, "stop", r.url); !strings.Contains(text, "has ended") {
+			t.Error(text)
+		}
+	}
+}
+
+// Flags that lack another one, or contradict it, are named; nothing begins.
+func TestBinlogRelay_Flags_ErrorsNameThem(t *testing.T) {
+	p := newPlace(t)
+	u := p.url()
+	p.must("format", u)
+	file := p.write("secret", []byte("x"))
+	whole := []string{"binlog", "relay", u, "--source", "127.0.0.1:1", "--source-user", "u", "--server-id", "7"}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"binlog", "relay", u}, "--source is missing"},
+		{[]string{"binlog", "relay", u, "--source", "127.0.0.1:1"}, "--source-user is missing"},
+		{[]string{"binlog", "relay", u, "--source", "127.0.0.1:1", "--source-user", "u"}, "--server-id is missing"},
+		{append(whole, "--source-tls", "required", "--source-cert", file), "--source-cert and --source-key"},
+		{append(whole, "--source-ca", file), "need --source-tls"},
+		{append(whole, "--fragment-size", "10"), "--fragment-size 10 with --fragment-unit bytes"},
+		{append(whole, "--binlog-name", "x"), "need --mode own"},
+		{append(whole, "--mode", "own", "--binlog-name", "a/b"), "--binlog-name and --max-binlog-size"},
+		{append(whole, "--start", "yesterday"), "--start \"yesterday\""},
+		{append(whole, "--users-file", file), "--users-file needs --listen"},
+		{append(whole, "--require-tls"), "--require-tls needs --listen"},
+		{append(whole, "--listen", "127.0.0.1:0"), "--listen needs --users-file"},
+	} {
+		p.fails(2, c.want, c.args...)
+	}
+	users := p.write("users", []byte("a:native:read:b\n"))
+	p.fails(2, "needs --tls-cert and --tls-key", append(whole, "--listen", "127.0.0.1:0", "--users-file", users, "--require-tls")...)
+}
+
+// A relay that gave its volume to another and gets it back goes on with its old state
+// directory, whose journal and cache are of its own last reign, and so does the other.
+func TestBinlogRelay_HandedOverTwice_GoesOn(t *testing.T) {
+	testenv.Long(t)
+	for name, killed := range map[string]bool{"stopped": false, "killed": true} {
+		t.Run(name, func(t *testing.T) {
+			s := dbtest.Start(t, dbtest.MariaDB1011)
+			s.Exec(t, "create database d", "create table d.t (i int, s longtext)")
+			one := newRelayTest(t, s)
+			two := one.elsewhere(t)
+			for round, r := range []*relayTest{one, two, one, two} {
+				if killed && round > 0 {
+					r.args = append(r.args, "--takeover")
+				}
+				r.start(t)
+				s.Exec(t, fmt.Sprintf("insert into d.t values (%d, repeat('x', 3000000))", round), "flush binary logs", fmt.Sprintf("insert into d.t values (%d, 'end')", round))
+				r.caughtUp(t)
+				r.identical(t)
+				if killed {
+					r.commits(t)
+					r.kill(t)
+				} else {
+					r.ends(t)
+				}
+			}
+			one.args = append(one.args, "--takeover")
+			one.start(t)
+			one.caughtUp(t)
+			one.identical(t)
+			one.ends(t)
+			for _, args := range [][]string{{"check", one.url, "--data"}, {"binlog", "verify", one.url, "--dir", "logs"}} {
+				if out, err := harness.Run(t.Context(), "", append([]string{one.binary}, args...)...); err != nil {
+					t.Errorf("%v: %v\n%s", args, err, out)
+				}
+			}
+		})
+	}
+}
+
+// elsewhere is a relay of the same volume on what could be another machine.
+func (r *relayTest) elsewhere(t *testing.T) *relayTest {
+	t.Helper()
+	dir := testenv.TempDir(t)
+	o := *r
+	o.state, o.mount = dir+"/state", dir+"/mnt"
+	if err := os.Mkdir(o.mount, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	o.args = slices.Clone(r.args)
+	o.args[slices.Index(o.args, r.state)], o.args[slices.Index(o.args, r.mount)] = o.state, o.mount
+	return &o
+}
+
+// commits waits until everything is in the bucket.
+func (r *relayTest) commits(t *testing.T) {
+	t.Helper()
+	if out, err := harness.Run(t.Context(), "", r.binary, "sync", r.mount); err != nil {
+		t.Fatalf("%v\n%s", err, out)
 	}
 }

@@ -100,7 +100,7 @@ func parseUsers(text string) (users []binlogfs.User, err error) {
 
 // tls reads the certificates; nil without.
 func (o *serveOptions) tls() (*tls.Config, error) {
-	if o.cert == "" && o.key == "" && o.ca == "" {
+	if o.cert == "" && o.key == "" && o.ca == "" && !o.requireTLS {
 		return nil, nil
 	}
 	if o.cert == "" || o.key == "" {

@@ -197,7 +197,11 @@ over a restart, in the relay's state directory, until its options change.`,
 			if err != nil {
 				return err
 			}
-			return a.say("%s: %s, the log ends at %06d/%s:%d", args[0], done, s.Epoch, orDash(s.File), s.Offset)
+			does := done
+			if trying := tryingText(&s); s.Pulling && trying != "" {
+				does = "the relay is " + trying
+			}
+			return a.say("%s: %s, the log ends at %06d/%s:%d", args[0], does, s.Epoch, orDash(s.File), s.Offset)
 		}))
 	}
 	simple("start", "source/start", "Pull from the source", "Begins to pull, after `source stop` or an error.", "the relay pulls")

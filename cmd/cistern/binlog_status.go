@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -45,7 +46,7 @@ func writeRelayStatus(w io.Writer, s *binlogfs.RelayStatus) {
 	row := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
-	state := "waiting for it"
+	state := tryingText(s)
 	switch {
 	case s.Stopped:
 		state = "stopped by the last error"
@@ -53,6 +54,8 @@ func writeRelayStatus(w io.Writer, s *binlogfs.RelayStatus) {
 		state = "stopped by a command"
 	case s.Connected:
 		state = "connected since " + s.Since.UTC().Format(time.RFC3339)
+	case state == "":
+		state = "about to connect"
 	}
 	row("source", "%s, %s", orDash(s.Source), state)
 	row("server", "%s, server id %d %s", orDash(s.Server), s.ServerID, s.UUID)
@@ -71,6 +74,15 @@ func writeRelayStatus(w io.Writer, s *binlogfs.RelayStatus) {
 		row("replica", "%s", replicaText(&s.Replicas[i]))
 	}
 	row("last error", "%s", orDash(s.LastError))
+}
+
+// tryingText says what a relay that pulls and is not connected is trying, and since
+// when; empty for one that is connected.
+func tryingText(s *binlogfs.RelayStatus) string {
+	if s.Connected || len(s.Trying) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("trying to connect to %s since %s", strings.Join(s.Trying, " and "), s.Since.UTC().Format(time.RFC3339))
 }
 
 // replicaText is a replica in a line.
@@ -122,7 +134,7 @@ func newRelayCollector(status func() binlogfs.RelayStatus) *relayCollector {
 		return float64(s.LagBytes)
 	})
 	add(counter, "received_bytes_total", "Bytes of events received.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Received) })
-	add(counter, "reconnects_total", "Times that the source was lost.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Reconnects) })
+	add(counter, "reconnects_total", "Attempts to connect to the source again.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Reconnects) })
 	add(gauge, "epoch", "The archive's epoch.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Epoch) })
 	add(gauge, "published_offset_bytes", "Published end in the last file.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Offset) })
 	add(gauge, "files", "Files of the archive.", func(s *binlogfs.RelayStatus) float64 { return float64(s.Files) })

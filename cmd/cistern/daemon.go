@@ -16,7 +16,8 @@ import (
 
 // readiness is what a mount's process tells its parent, once.
 type readiness struct {
-	Ready bool `json:"ready"`
+	Ready   bool   `json:"ready"`
+	Waiting string `json:"waiting,omitempty"` // what a relay waits for that has not begun to pull
 	*control.Error
 }
 
@@ -87,7 +88,10 @@ func (a *app) daemonAnswer(o *mountOptions, c *exec.Cmd, r readiness) error {
 		if err := c.Process.Release(); err != nil {
 			return fmt.Errorf("let the mount's process go: %w", err)
 		}
-		return a.say("%s, served by process %d, log in %s", o.what(o.t.given()), pid, o.logFile)
+		if err := a.say("%s, served by process %d, log in %s", o.what(o.t.given(), r.Waiting), pid, o.logFile); err != nil || r.Waiting == "" {
+			return err
+		}
+		return a.say("%s", r.Waiting)
 	}
 	err := c.Wait()
 	if r.Error != nil {
@@ -100,15 +104,24 @@ func (a *app) daemonAnswer(o *mountOptions, c *exec.Cmd, r readiness) error {
 	return &statusError{fmt.Errorf("the mount's process ended before it was ready (%v): see %s", err, o.logFile), status}
 }
 
-// what says what a process does with the volume of that name.
-func (o *mountOptions) what(name string) string {
+// what says what a process does with the volume of that name, and that its relay
+// waits for something, if it does.
+func (o *mountOptions) what(name, waiting string) string {
+	does := ""
 	switch {
-	case o.relay != nil && o.dir != "":
-		return fmt.Sprintf("%s relays a binary log and is mounted on %s", name, o.dir)
-	case o.relay != nil:
-		return name + " relays a binary log"
+	case o.relay == nil:
+	case waiting != "":
+		does = " is not connected to its source yet"
+	default:
+		does = " relays a binary log"
 	}
-	return fmt.Sprintf("%s is mounted on %s", name, o.dir)
+	if o.dir == "" {
+		return name + does
+	}
+	if does != "" {
+		does += " and"
+	}
+	return fmt.Sprintf("%s%s is mounted on %s", name, does, o.dir)
 }
 
 // daemonArgs is a command line with what makes it the mount's process. One that

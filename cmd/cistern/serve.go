@@ -351,17 +351,24 @@ func (m *mountProcess) readWarnings(ctx context.Context) (end func(log bool)) {
 
 // ready tells whoever waits for the mount.
 func (m *mountProcess) ready() {
-	began := "mounted"
+	began, waiting := "mounted", ""
 	if m.relay != nil {
 		began = "relaying"
+		if waiting = m.relay.waiting(); waiting != "" {
+			began = "the relay is not connected to its source yet"
+		}
 	}
 	m.log.Info(began, "volume", m.name(), "directory", m.fs.Dir(), "state", m.o.state, "durability", m.v.Status().Durability)
 	if m.o.readyFD < 0 {
-		if err := m.a.say("%s: ready", m.o.what(m.name())); err != nil {
+		err := m.a.say("%s: ready", m.o.what(m.name(), waiting))
+		if err == nil && waiting != "" {
+			err = m.a.say("%s", waiting)
+		}
+		if err != nil {
 			m.log.Warn("nobody reads that the mount is ready", "error", err)
 		}
 	}
-	m.a.tell(m.o, readiness{Ready: true})
+	m.a.tell(m.o, readiness{Ready: true, Waiting: waiting})
 }
 
 // mountStatus is what `cistern status` shows of a mount.
