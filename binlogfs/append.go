@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// stageSize is how many bytes are handed to the volume at a time: its memory
+	// stageSize is how many bytes are handed to the volume at a time, at most: its memory
 	// bound is two of them. The journal's record of them fits into a buffer of 1 MiB.
-	stageSize = 7 * stageBlock
+	stageSize = 1<<20 - 4<<10
 	// stageBlock is what the volume counts checksums in: where parts end at its
-	// multiples, those of a part are also those of the object that it becomes.
+	// multiples, those of parts are also those of the objects that they become.
 	stageBlock = 128 << 10
 
 	// The catalogue of the file that is being written is stored so often; what

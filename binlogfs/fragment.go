@@ -49,7 +49,7 @@ func (a *Appender) part() int {
 	if f.Size > 0 && f.Size < stageSize && (f.Unit == "" || f.Unit == FragmentBytes) {
 		return int(f.Size)
 	}
-	return stageSize - int(a.staged%stageBlock)
+	return int((a.staged+stageSize)/stageBlock*stageBlock - a.staged)
 }
 
 // fragment hands the open group's bytes to the volume when they are as many rows or

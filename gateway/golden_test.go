@@ -127,6 +127,14 @@ func TestOperation_Decode_CutOrLong(t *testing.T) {
 			t.Errorf("%s with a byte more: %v", name, err)
 		}
 	}
+	for _, op := range []*refOp{
+		{off: 1, length: 200000, sums: []uint32{1}}, {off: 100000, length: 100000, sums: []uint32{1}, staged: true}, {off: -1, length: 1, sums: []uint32{1}},
+		{off: 1 << 62, length: 1 << 62, sums: []uint32{1}}, {length: -5}, {length: 5},
+	} {
+		if _, err := decodeOp(journal.Record{Op: op.kind(), Body: encodeOp(op)}); !errors.Is(err, ErrDamaged) {
+			t.Errorf("%+v, whose checksums are not those of its bytes: %v", op, err)
+		}
+	}
 	if _, err := decodeOp(journal.Record{Op: 250}); !errors.Is(err, ErrNewerFormat) || errors.Is(err, ErrDamaged) {
 		t.Errorf("a kind that a later release may have: %v", err)
 	}

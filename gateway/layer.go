@@ -42,10 +42,20 @@ func (p piece) Slice(delta int64) piece {
 // reference is a write whose bytes were put into the cache file; the journal
 // has their checksums. Immutable.
 type reference struct {
-	lsn  journal.LSN
-	off  int64 // in the file
-	len  int64
-	sums []uint32 // CRC32C of each BlockSize piece, counted from off
+	lsn    journal.LSN
+	off    int64 // in the file
+	len    int64
+	origin int64    // from where on pieces are counted: off, or the begin of the block that it lies in
+	sums   []uint32 // CRC32C of each BlockSize piece
+}
+
+// piece is the number of the piece that has a byte of the file.
+func (r *reference) piece(off int64) int64 { return (off - r.origin) / metadata.BlockSize }
+
+// bounds is where a piece lies in the file.
+func (r *reference) bounds(piece int64) (from, to int64) {
+	from = r.origin + piece*metadata.BlockSize
+	return max(from, r.off), min(from+metadata.BlockSize, r.off+r.len)
 }
 
 // layer is a set of changes over an older state. Guarded by Volume.mu; a

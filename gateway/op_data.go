@@ -7,6 +7,7 @@ import (
 
 	"github.com/cisternfs/cistern/internal/extent"
 	"github.com/cisternfs/cistern/journal"
+	"github.com/cisternfs/cistern/metadata"
 )
 
 // writeOp stores bytes that the record carries. Staged bytes lie beyond the
@@ -46,7 +47,10 @@ func (o *writeOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
 	}, nil
 }
 
-// refOp stores bytes that lie in the cache file.
+// refOp stores bytes that lie in the cache file. Its checksums are of BlockSize pieces
+// that are counted from off on; of staged bytes, of the file's blocks, so that the first
+// piece may be shorter: they come in parts of any size, and are the checksums of the
+// objects that they become.
 type refOp struct {
 	ino    InodeID
 	off    int64
@@ -73,6 +77,27 @@ func (o *refOp) codec(c *codec) {
 	c.i64(&o.time)
 	c.bool(&o.killID)
 	c.sums(&o.sums)
+	if c.decoding && !o.fits() {
+		c.fail()
+	}
+}
+
+// reference is what the record refers to.
+func (o *refOp) reference(lsn journal.LSN) *reference {
+	r := &reference{lsn: lsn, off: o.off, len: o.length, origin: o.off, sums: o.sums}
+	if o.staged {
+		r.origin -= o.off % metadata.BlockSize
+	}
+	return r
+}
+
+// fits says whether there is a checksum for each piece.
+func (o *refOp) fits() bool {
+	if o.off < 0 || o.length < 0 || o.off > math.MaxInt64-o.length-metadata.BlockSize {
+		return false
+	}
+	r := o.reference(0)
+	return int64(len(o.sums)) == (r.off+r.len-r.origin+metadata.BlockSize-1)/metadata.BlockSize
 }
 
 func (o *refOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
@@ -87,7 +112,7 @@ func (o *refOp) plan(v *Volume) (func(journal.LSN, journal.Loc), error) {
 		return nil, err
 	}
 	return func(lsn journal.LSN, loc journal.Loc) {
-		r := &reference{lsn: lsn, off: o.off, len: o.length, sums: o.sums}
+		r := o.reference(lsn)
 		apply(piece{kind: pieceRef, ref: r})
 		m := v.refs[o.ino]
 		if m == nil {

@@ -162,10 +162,9 @@ func (v *Volume) readReference(ref *reference, ino InodeID, off, end int64) ([]b
 // appendReference appends bytes [off, end) of a reference to p, verified. When
 // the cache file lost them, the journal may have them after a failed sync.
 func (v *Volume) appendReference(p []byte, ref *reference, ino InodeID, off, end int64) ([]byte, error) {
-	first := (off - ref.off) / metadata.BlockSize
-	last := (end - 1 - ref.off) / metadata.BlockSize
-	from := ref.off + first*metadata.BlockSize
-	to := min(ref.off+(last+1)*metadata.BlockSize, ref.off+ref.len)
+	first, last := ref.piece(off), ref.piece(end-1)
+	from, _ := ref.bounds(first)
+	_, to := ref.bounds(last)
 	had := len(p)
 	p = slices.Grow(p, int(to-from))
 	buf := p[had : had+int(to-from)]
@@ -174,10 +173,9 @@ func (v *Volume) appendReference(p []byte, ref *reference, ino InodeID, off, end
 	err := f.ReadPinned(buf, from)
 	if err == nil {
 		for b := first; b <= last; b++ {
-			lo := (b - first) * metadata.BlockSize
-			hi := min(lo+metadata.BlockSize, int64(len(buf)))
-			if checksum(buf[lo:hi]) != ref.sums[b] {
-				err = fmt.Errorf("%w: cache file of inode %d, bytes %d to %d: checksum of journal record %d does not match", ErrDamaged, ino, from+lo, from+hi, ref.lsn)
+			lo, hi := ref.bounds(b)
+			if checksum(buf[lo-from:hi-from]) != ref.sums[b] {
+				err = fmt.Errorf("%w: cache file of inode %d, bytes %d to %d: checksum of journal record %d does not match", ErrDamaged, ino, lo, hi, ref.lsn)
 				break
 			}
 		}

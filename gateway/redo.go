@@ -112,7 +112,7 @@ func (v *Volume) verifyRecord(r journal.Record) error {
 		return err
 	}
 	o := op.(*refOp)
-	_, err = v.readReference(&reference{lsn: r.LSN, off: o.off, len: o.length, sums: o.sums}, o.ino, o.off, o.off+o.length)
+	_, err = v.readReference(o.reference(r.LSN), o.ino, o.off, o.off+o.length)
 	if errors.Is(err, ErrDamaged) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("%w: %w", journal.ErrTorn, err)
 	}

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 
 	"github.com/cisternfs/cistern/journal"
-	"github.com/cisternfs/cistern/metadata"
 )
 
 // extractPiece is how much of a file is assembled at a time, in bytes.
@@ -133,18 +132,16 @@ func (s *Salvage) journaled(loc journal.Loc, p []byte, off int64) error {
 // the blocks that it lies in.
 func (s *Salvage) referenced(ref *reference, ino InodeID, p []byte, off int64) error {
 	path := filepath.Join(s.o.Aside.Dir, "cache", fmt.Sprintf("%02x", uint64(ino)&0xff), fmt.Sprintf("%x", uint64(ino)))
-	first := (off - ref.off) / metadata.BlockSize
-	last := (off + int64(len(p)) - 1 - ref.off) / metadata.BlockSize
-	for b := first; b <= last; b++ {
-		from := ref.off + b*metadata.BlockSize
-		block := make([]byte, min(metadata.BlockSize, ref.off+ref.len-from))
+	for b := ref.piece(off); b <= ref.piece(off+int64(len(p))-1); b++ {
+		from, to := ref.bounds(b)
+		block := make([]byte, to-from)
 		if err := s.readAt(path, block, from); err != nil {
 			return err
 		}
 		if checksum(block) != ref.sums[b] {
-			return fmt.Errorf("%w: %s, bytes %d to %d: checksum of journal record %d does not match", ErrDamaged, path, from, from+int64(len(block)), ref.lsn)
+			return fmt.Errorf("%w: %s, bytes %d to %d: checksum of journal record %d does not match", ErrDamaged, path, from, to, ref.lsn)
 		}
-		lo, hi := max(from, off), min(from+int64(len(block)), off+int64(len(p)))
+		lo, hi := max(from, off), min(to, off+int64(len(p)))
 		copy(p[lo-off:hi-off], block[lo-from:])
 	}
 	return nil

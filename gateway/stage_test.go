@@ -398,3 +398,42 @@ func TestHandle_Stage_Referenced_TakenOver(t *testing.T) {
 		})
 	}
 }
+
+// A small part is referred to where its file has to be synced anyway, and is in the
+// journal where it would cost a sync more.
+func TestHandle_Stage_SmallPart_ReferencedWithAnother(t *testing.T) {
+	l := newLab(t, 9, 128<<10)
+	l.opt.ReferenceBytes = 100 << 10
+	v := l.mustMount(nil)
+	h := mkfile(t, v, metadata.RootInode, "log")
+	var all []byte
+	for i, part := range []struct {
+		bytes      int
+		referenced bool
+		sync       bool
+	}{{20 << 10, false, false}, {150 << 10, true, false}, {20 << 10, true, false}, {4 << 10, false, true}, {20 << 10, false, true}} {
+		p := l.noise(part.bytes)
+		was := v.Status().ReferenceBytes
+		if _, err := h.Stage(bg, p, int64(len(all))); err != nil {
+			t.Fatal(err)
+		}
+		if got := v.Status().ReferenceBytes - was; (got == int64(len(p))) != part.referenced || got != 0 && !part.referenced {
+			t.Errorf("part %d: %d of %d bytes are referenced", i, got, len(p))
+		}
+		all = append(all, p...)
+		if part.sync {
+			mustFsync(t, v)
+		}
+	}
+	l = l.fork(t, vfs.PowerLoss, 3)
+	v = l.mustMount(nil)
+	h = openPath(t, v, "log")
+	if err := h.Publish(bg, int64(len(all))); err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	mustClose(t, v)
+	if d := (files{"log": string(all)}).diff(bucketFiles(t, l.bucket, 0)); d != "" {
+		t.Error(d)
+	}
+}

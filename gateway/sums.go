@@ -37,18 +37,18 @@ func knownSums(pieces []span, start, length int64) []knownSum {
 	known := make([]knownSum, (length+metadata.BlockSize-1)/metadata.BlockSize)
 	for _, s := range pieces {
 		r := s.piece.ref
-		if s.piece.kind != pieceRef || (r.off-start)%metadata.BlockSize != 0 {
+		if s.piece.kind != pieceRef || (r.origin-start)%metadata.BlockSize != 0 {
 			continue // their blocks don't line up
 		}
-		first := (max(s.off-start, 0) + metadata.BlockSize - 1) / metadata.BlockSize
+		first := (s.off - start + metadata.BlockSize - 1) / metadata.BlockSize
 		for i := first; i < int64(len(known)); i++ {
 			from := start + i*metadata.BlockSize
 			to := min(from+metadata.BlockSize, start+length)
 			if to > s.end {
 				break
 			}
-			if min(from+metadata.BlockSize, r.off+r.len) == to {
-				known[i] = knownSum{r.sums[(from-r.off)/metadata.BlockSize], true}
+			if lo, hi := r.bounds(r.piece(from)); lo == from && hi == to {
+				known[i] = knownSum{r.sums[r.piece(from)], true}
 			}
 		}
 	}

@@ -49,7 +49,12 @@ func TestKnownSums_ReferencesOfAnyShape(t *testing.T) {
 					from, to = at/block*block, (end+block-1)/block*block
 				}
 				from, to = max(from, 0), min(to, int64(len(content)))
-				p = piece{kind: pieceRef, ref: &reference{off: from, len: to - from, sums: blockSums(content[from:to])}}
+				w := &write{p: content[from:to], off: from, staged: rng.IntN(2) == 0}
+				op := &refOp{off: from, length: to - from, staged: w.staged, sums: w.sums()}
+				if !op.fits() {
+					t.Fatalf("%d checksums of %d bytes at %d", len(op.sums), op.length, op.off)
+				}
+				p = piece{kind: pieceRef, ref: op.reference(1)}
 			}
 			pieces = append(pieces, span{off: at, end: end, piece: p})
 			at = end

@@ -393,6 +393,14 @@ func (s *syncSet) add(ino InodeID) {
 	s.files[ino] = struct{}{}
 }
 
+// has says whether the file is to be synced anyway, as far as can be told.
+func (s *syncSet) has(ino InodeID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.files[ino]
+	return ok
+}
+
 func (s *syncSet) take() map[InodeID]struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -428,7 +436,7 @@ func (v *Volume) expandReference(lsn journal.LSN, e journal.Entry) (journal.Entr
 		return e, err
 	}
 	o := op.(*refOp)
-	data, err := v.readReference(&reference{lsn: lsn, off: o.off, len: o.length, sums: o.sums}, o.ino, o.off, o.off+o.length)
+	data, err := v.readReference(o.reference(lsn), o.ino, o.off, o.off+o.length)
 	if err != nil {
 		return e, err
 	}

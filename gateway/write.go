@@ -9,6 +9,7 @@ import (
 
 	"github.com/cisternfs/cistern/cache"
 	"github.com/cisternfs/cistern/journal"
+	"github.com/cisternfs/cistern/metadata"
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -176,13 +177,37 @@ func (w *write) locked(ctx context.Context, off, end int64) error {
 	if err != nil {
 		return err
 	}
-	if len(w.p) >= w.v.opt.ReferenceBytes {
+	if w.large() {
 		done, err := w.reference(size)
 		if done || err != nil {
 			return err
 		}
 	}
 	return w.data(size)
+}
+
+// smallReference is how many staged bytes are referred to, at least, in a file that has
+// to be synced anyway. Below, a reference's record and its place in memory cost more
+// than writing the bytes twice.
+const smallReference = 16 << 10
+
+// large says whether the bytes are better referred to than journaled.
+func (w *write) large() bool {
+	least := w.v.opt.ReferenceBytes
+	if w.staged && least > smallReference && w.v.unsynced.has(w.nd.id) {
+		least = smallReference
+	}
+	return len(w.p) >= least
+}
+
+// sums are the checksums of a reference to the bytes.
+func (w *write) sums() []uint32 {
+	in := w.off % metadata.BlockSize
+	if !w.staged || in == 0 {
+		return blockSums(w.p)
+	}
+	n := min(int64(len(w.p)), metadata.BlockSize-in)
+	return append([]uint32{checksum(w.p[:n])}, blockSums(w.p[n:])...)
 }
 
 // droppable returns from where on the write drops what is staged; wholeFile
@@ -258,7 +283,7 @@ func (w *write) reference(stagedFrom int64) (bool, error) {
 		return false, nil
 	}
 	v.unsynced.add(w.nd.id)
-	op := &refOp{ino: w.nd.id, off: w.off, length: int64(len(w.p)), time: v.clock(), killID: w.killID, sums: blockSums(w.p), staged: w.staged, whole: w.whole}
+	op := &refOp{ino: w.nd.id, off: w.off, length: int64(len(w.p)), time: v.clock(), killID: w.killID, sums: w.sums(), staged: w.staged, whole: w.whole}
 	v.mu.Lock()
 	lsn, err := v.enqueue(w.res, op, nil)
 	v.mu.Unlock()
