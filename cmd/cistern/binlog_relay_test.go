@@ -279,6 +279,11 @@ func TestBinlogRelay_SourceAway_SaysThatItIsTrying(t *testing.T) {
 		var out string
 		if foreground {
 			r.start(t)
+			ctx, cancel := context.WithTimeout(t.Context(), relayWait)
+			if err := r.proc.WaitLine(ctx, "trying to connect"); err != nil {
+				t.Error(err)
+			}
+			cancel()
 			out = r.proc.LogTail()
 		} else {
 			r.args = slices.DeleteFunc(r.args, func(a string) bool { return a == "--foreground" })
@@ -344,6 +349,9 @@ func TestBinlogRelay_Flags_ErrorsNameThem(t *testing.T) {
 		p.fails(2, c.want, c.args...)
 	}
 	users := p.write("users", []byte("a:native:read:b\n"))
+	if err := os.Chmod(users, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	p.fails(2, "needs --tls-cert and --tls-key", append(whole, "--listen", "127.0.0.1:0", "--users-file", users, "--require-tls")...)
 }
 
