@@ -113,7 +113,7 @@ type PullStatus struct {
 	LagBytes   int64     `json:"lag_bytes"`
 	Received   int64     `json:"received_bytes"` // since the start
 	LastEvent  time.Time `json:"last_event,omitzero"`
-	Reconnects int64     `json:"reconnects"` // attempts after the first
+	Reconnects int64     `json:"reconnects"`           // attempts after the first
 	LastError  string    `json:"last_error,omitempty"` // empty while all is well
 	Stopped    bool      `json:"stopped"`              // by an error that does not heal by itself
 }

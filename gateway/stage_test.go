@@ -122,7 +122,7 @@ func (s *staging) run(v *Volume) error {
 	for _, do := range []func() error{
 		func() error { return stage(s.first[:12000], at(0), true) },
 		func() error { return stage(s.first[12000:], at(0)+12000, true) },
-		func() error { return publish(0, at(0)) }, // the source went away
+		func() error { return publish(0, at(0)) },             // the source went away
 		func() error { return stage(s.second, at(0), false) }, // over what is dropped and not committed
 		func() error { return publish(1, at(1)) },
 		func() error { _, err := v.Commit(ctx); return err },
