@@ -324,22 +324,22 @@ func TestHandle_Stage_Referenced_NotEvicted(t *testing.T) {
 // Journal files are used again while references live, and no record of a live one is
 // lost with them.
 func TestHandle_Stage_Referenced_JournalFilesUsedAgain(t *testing.T) {
-	l := newLab(t, 6, 8192)
-	l.opt.JournalBytes, l.opt.JournalFileBytes = 64<<10, 16<<10
+	l := newLab(t, 6, 128<<10)
+	l.opt.JournalBytes, l.opt.JournalFileBytes, l.opt.ReferenceBytes = 4<<20, 1<<20, 150<<10
 	v := l.mustMount(nil)
 	f := files{}
 	f.put(t, v, "log", l.noise(1000), 0)
 	h := openPath(t, v, "log")
 	for i := range 40 {
-		p := l.noise(4000)
+		p := l.noise(200 << 10)
 		if _, err := h.Stage(bg, p, int64(len(f["log"]))); err != nil {
 			t.Fatal(err)
 		}
-		f.put(t, v, "small", l.noise(1500), 100*i) // fills the journal's files
+		f.put(t, v, "small", l.noise(140<<10), 100*i) // fills the journal's files
 		if i%3 == 0 {
 			mustCommit(t, v) // the open group among the rest
 		}
-		if err := h.Publish(bg, int64(len(f["log"])+4000)); err != nil {
+		if err := h.Publish(bg, int64(len(f["log"])+len(p))); err != nil {
 			t.Fatal(err)
 		}
 		f["log"] += string(p)
