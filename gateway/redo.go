@@ -19,6 +19,14 @@ func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, path *pa
 		return err
 	}
 	if !own {
+		empty, err := v.nothingBeyond(ctx, from)
+		if err != nil {
+			return err
+		}
+		if empty {
+			v.log.Info("another owner has written to the volume since; this journal held nothing beyond the bucket", "epoch", from)
+			return v.beginAnew(dir, epoch)
+		}
 		v.log.Warn("another owner has written to the volume since: what this journal held beyond the bucket is set aside", "epoch", from)
 		return v.asideWith(ctx, from, fmt.Sprintf("another owner has written to the volume since epoch %d", from))
 	}
@@ -46,6 +54,29 @@ func (v *Volume) redoOwn(ctx context.Context, dir string, epoch uint64, path *pa
 	v.redone = v.active.last
 	v.log.Info("journal redone", "first", v.active.first, "last", v.active.last)
 	return nil
+}
+
+// nothingBeyond says whether the bucket has all that the journal holds, whose newest
+// epoch is given, as after a clean hand-over. The journal can't be started afterwards.
+func (v *Volume) nothingBeyond(ctx context.Context, epoch uint64) (bool, error) {
+	_, lsn, err := v.baseOf(ctx, epoch)
+	if err != nil || lsn == 0 {
+		return false, err
+	}
+	more := errors.New("there is more")
+	info, err := v.journal.Replay(journal.LSN(lsn), journal.LSN(lsn), func(journal.Record) error { return more })
+	return err == nil && info.First == 0 && info.GapFirst == 0 && !info.Torn, nil
+}
+
+// beginAnew begins a journal in the place of one that nobody needs. owner.json forgets
+// that first: one that it names and that is not there would count as lost.
+func (v *Volume) beginAnew(dir string, epoch uint64) error {
+	old := v.journal
+	v.journal, v.owner.Journal = nil, ""
+	if err := errors.Join(old.Close(), v.owner.save()); err != nil {
+		return journalError(err)
+	}
+	return v.freshJournal(dir, epoch)
 }
 
 // redoGap answers a journal whose first records are missing: what follows them
