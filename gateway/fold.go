@@ -65,12 +65,17 @@ type candidate struct {
 	patches int
 	bytes   int64
 	changed time.Time
-	forced  bool // a segment that it refers to is mostly dead
+	forced  bool      // a segment that it refers to is mostly dead
+	resting time.Time // until then it is left alone, for it is damaged
 }
 
 func (s *foldState) set(k slotKey, slot *metadata.Slot, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.setLocked(k, slot, now)
+}
+
+func (s *foldState) setLocked(k slotKey, slot *metadata.Slot, now time.Time) {
 	if s.slots == nil {
 		s.slots = map[slotKey]candidate{}
 	}
@@ -85,11 +90,12 @@ func (s *foldState) set(k slotKey, slot *metadata.Slot, now time.Time) {
 
 // force marks a slot to be folded whatever its patches.
 func (s *foldState) force(k slotKey, slot *metadata.Slot) {
-	s.set(k, slot, time.Time{})
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	resting := s.slots[k].resting
+	s.setLocked(k, slot, time.Time{})
 	if c, ok := s.slots[k]; ok {
-		c.forced = true
+		c.forced, c.resting = true, resting
 		s.slots[k] = c
 	}
 }
@@ -100,44 +106,98 @@ func (s *foldState) forced(k slotKey) bool {
 	return s.slots[k].forced
 }
 
+// rest leaves a damaged slot alone for damageRest, or until it changes.
+func (s *foldState) rest(k slotKey, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c, ok := s.slots[k]; ok {
+		c.resting = now.Add(damageRest)
+		s.slots[k] = c
+	}
+}
+
+// damageRest is after how long a damaged slot is read again: the damage may have
+// been the way's, not the store's.
+const damageRest = time.Hour
+
 // Fold folds the slots that are ripe, a bounded number of them, for the next
 // commit; force takes every slot that has patches. It returns how many it
-// folded.
+// folded. A slot that is damaged (ErrDamaged) keeps its patches and holds up no
+// other: it is logged, and left alone for an hour or until it changes.
 func (v *Volume) Fold(ctx context.Context, force bool) (int, error) {
 	const batch = 64
-	ripe := v.ripe(time.Now(), force, batch)
-	var done []*folded
-	var packed []*folded
-	var bytes [][]byte
-	start := time.Now()
-	var uploaded int64
+	b := &foldBatch{v: v, began: time.Now()}
+	err := b.run(ctx, v.ripe(b.began, force, batch), force)
+	if err := errors.Join(err, v.deliver(ctx, b.done)); err != nil {
+		return len(b.done), err
+	}
+	return len(b.done), b.damage
+}
+
+// foldBatch is one call of Fold.
+type foldBatch struct {
+	v        *Volume
+	began    time.Time
+	uploaded int64 // bytes
+
+	done   []*folded
+	packed []*folded // not stored yet: they get no object of their own
+	bodies [][]byte  // of packed
+	size   int       // of bodies
+
+	damage error // the first that was met
+}
+
+func (b *foldBatch) run(ctx context.Context, ripe []slotKey, force bool) error {
 	for _, k := range ripe {
-		f, body, err := v.foldSlot(ctx, k, force)
-		if err != nil {
-			return 0, errors.Join(err, v.deliver(ctx, done))
-		}
+		f, body, err := b.v.foldSlot(ctx, k, force)
 		switch {
+		case errors.Is(err, ErrDamaged):
+			b.v.log.Warn("a slot can't be folded", "inode", k.ino, "slot", k.slot, "error", err)
+			b.v.folds.rest(k, time.Now())
+			if b.damage == nil {
+				b.damage = err
+			}
+		case err != nil:
+			return err
 		case f == nil:
-			continue
 		case f.base != nil:
-			uploaded += int64(len(body))
-			done = append(done, f)
+			b.uploaded += int64(len(body))
+			b.done = append(b.done, f)
 		default:
-			packed = append(packed, f)
-			bytes = append(bytes, body)
+			b.packed, b.bodies, b.size = append(b.packed, f), append(b.bodies, body), b.size+len(body)
 		}
-		if !v.opt.Manual {
-			want := time.Duration(float64(uploaded) / float64(v.opt.Fold.BytesPerSecond) * float64(time.Second))
-			if ahead := want - time.Since(start); ahead > 0 {
-				if err := v.sleep(ctx, ahead); err != nil {
-					return 0, errors.Join(err, v.deliver(ctx, done))
-				}
+		if b.size >= segmentTarget { // before more is held in memory
+			if err := b.pack(ctx); err != nil {
+				return err
 			}
 		}
+		if err := b.pace(ctx); err != nil {
+			return err
+		}
 	}
-	more, err := v.packFolds(ctx, packed, bytes)
-	done = append(done, more...)
-	return len(done), errors.Join(err, v.deliver(ctx, done))
+	return b.pack(ctx)
+}
+
+// pack stores the folded slots that get no object of their own.
+func (b *foldBatch) pack(ctx context.Context) error {
+	done, err := b.v.packFolds(ctx, b.packed, b.bodies)
+	b.uploaded += int64(b.size)
+	b.done = append(b.done, done...)
+	b.packed, b.bodies, b.size = nil, nil, 0
+	return err
+}
+
+// pace waits until no more is uploaded than FoldPolicy.BytesPerSecond.
+func (b *foldBatch) pace(ctx context.Context) error {
+	if b.v.opt.Manual {
+		return nil
+	}
+	want := time.Duration(float64(b.uploaded) / float64(b.v.opt.Fold.BytesPerSecond) * float64(time.Second))
+	if ahead := want - time.Since(b.began); ahead > 0 {
+		return b.v.sleep(ctx, ahead)
+	}
+	return nil
 }
 
 // deliver hands folds to the next commit.
@@ -162,16 +222,12 @@ func (v *Volume) ripe(now time.Time, force bool, limit int) []slotKey {
 	s := &v.folds
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	force = force || s.total > p.MaxTotal
 	var out []slotKey
 	for k, c := range s.slots {
 		quiet := now.Sub(c.changed) >= p.QuietAfter
-		if force || c.forced || c.patches >= p.MaxPatches || float64(c.bytes) >= p.Ratio*float64(v.objectSize) || quiet {
-			out = append(out, k)
-		}
-	}
-	if s.total > p.MaxTotal {
-		out = out[:0]
-		for k := range s.slots {
+		ripe := c.forced || c.patches >= p.MaxPatches || float64(c.bytes) >= p.Ratio*float64(v.objectSize) || quiet
+		if (force || ripe) && now.After(c.resting) {
 			out = append(out, k)
 		}
 	}
@@ -346,7 +402,7 @@ func (v *Volume) runFolds() {
 			}
 		}
 		n, err := v.Fold(v.ctx, false)
-		if v.ctx.Err() == nil {
+		if v.ctx.Err() == nil && !errors.Is(err, ErrDamaged) { // damage is told already
 			v.outages.fold.note(v.log, workFold, err)
 		}
 		if n > 0 {

@@ -1,11 +1,14 @@
 package gateway
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore"
 	"github.com/cisternfs/cistern/objstore/faultstore"
 )
 
@@ -153,6 +156,96 @@ func TestVolume_Fold_LeavesObjects(t *testing.T) {
 		if d := v.Status().Uploads - before; d != 0 {
 			t.Errorf("%d uploads for nothing", d)
 		}
+		mustClose(t, v)
+	})
+}
+
+// A slot whose data is damaged keeps what it has and holds up no other one; it is
+// tried again, for the store may be mended.
+func TestVolume_Fold_DamageHoldsUpNoOtherSlot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(nil)
+		f := patched(t, l, v)
+		f.put(t, v, "b", l.noise(8192), 0)
+		mustCommit(t, v)
+		f.put(t, v, "b", l.noise(200), 100)
+		mustCommit(t, v)
+		a := mustLookup(t, v, metadata.RootInode, "a")
+		s, err := v.index.Slot(a.ID, 0)
+		if err != nil || s.Base == nil {
+			t.Fatalf("%+v, %v", s, err)
+		}
+		whole, _, err := objstore.ReadAll(bg, l.bucket, s.Base.Key, 1<<30)
+		if err != nil {
+			t.Fatal(err)
+		}
+		harm(t, l.bucket, s.Base.Key, "missing")
+		v.cache.Evict(1 << 30)
+		n, err := v.Fold(bg, true)
+		if !errors.Is(err, ErrDamaged) || n != 2 {
+			t.Errorf("folded %d, %v", n, err)
+		}
+		mustCommit(t, v)
+		if n, err := v.Fold(bg, true); n != 0 || err != nil {
+			t.Errorf("at once after the damage: folded %d, %v", n, err)
+		}
+		if err := objstore.Create(bg, l.bucket, s.Base.Key, whole); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(damageRest + time.Second)
+		if n, err := v.Fold(bg, true); n != 1 || err != nil {
+			t.Errorf("after the store was mended: folded %d, %v", n, err)
+		}
+		mustCommit(t, v)
+		v.cache.Evict(1 << 30)
+		wantFiles(t, v, f, "folded")
+		wantCheckClean(t, v)
+		mustClose(t, v)
+	})
+}
+
+// What is folded into no object of its own is stored as soon as it fills a
+// segment, and not held in memory to the end.
+func TestVolume_Fold_StoresAsItGoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 16<<20)
+		s := faultstore.New(l.bucket, nil)
+		v, err := l.mount(s, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := files{}
+		for i := range 4 { // 6 MiB that have a hole
+			name := string(rune('a' + i))
+			f.put(t, v, name, l.noise(100), 0)
+			f.put(t, v, name, l.noise(100), 6<<20)
+			mustCommit(t, v)
+			f.put(t, v, name, l.noise(100), 50)
+			mustCommit(t, v)
+		}
+		b := &foldBatch{v: v, began: time.Now()}
+		segments := 0
+		s.SetHook(func(op faultstore.Op, key string, _ int) faultstore.Fault {
+			if op == faultstore.Put && strings.HasPrefix(key, metadata.SegmentPrefix) {
+				segments++
+				if b.size > 2*(6<<20+100) {
+					t.Errorf("%d bytes were held for a segment", b.size)
+				}
+			}
+			return faultstore.Fault{}
+		})
+		if err := b.run(bg, v.ripe(time.Now(), true, 64), true); err != nil || len(b.done) != 4 || segments == 0 {
+			t.Fatalf("folded %d into %d segments, %v", len(b.done), segments, err)
+		}
+		s.SetHook(nil)
+		if err := v.deliver(bg, b.done); err != nil {
+			t.Fatal(err)
+		}
+		mustCommit(t, v)
+		v.cache.Evict(1 << 30)
+		wantFiles(t, v, f, "folded")
+		wantCheckClean(t, v)
 		mustClose(t, v)
 	})
 }
