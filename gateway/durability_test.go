@@ -370,6 +370,52 @@ func TestHandle_Write_JournalLimit(t *testing.T) {
 	})
 }
 
+// However many inodes wait to be freed, a full journal doesn't hold up the commit
+// that gives it room.
+func TestVolume_Commit_ManyInodesToFreeAndAFullJournal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		l.opt.JournalBytes, l.opt.ReferenceBytes = 4<<20, 1<<30
+		v := l.mustMount(nil)
+		const inodes = 10000 // their records are more than what is kept for the engine
+		for i := range inodes {
+			n, err := v.Create(bg, metadata.RootInode, fmt.Sprint(i), modeRegular|0o600, 0, Owner{}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			v.Forget(n.ID, 1)
+		}
+		mustCommit(t, v)
+		for i := range inodes {
+			if err := v.Unlink(bg, metadata.RootInode, fmt.Sprint(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h := mkfile(t, v, metadata.RootInode, "a")
+		p := l.noise(128 << 10)
+		var err error
+		for off := int64(0); err == nil; off += int64(len(p)) {
+			ctx, cancel := context.WithTimeout(bg, time.Second)
+			_, err = h.Write(ctx, p, off, WriteFlags{})
+			cancel()
+		}
+		wantErr(t, err, ErrInterrupted)
+		h.Close()
+		for range 3 {
+			ctx, cancel := soon()
+			if _, err := v.Commit(ctx); err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+		}
+		if left := v.reaping.take(); len(left) != 0 {
+			t.Errorf("%d inodes are not freed", len(left))
+		}
+		wantCheckClean(t, v)
+		mustClose(t, v)
+	})
+}
+
 func TestHandle_Write_LimitENOSPC(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 1, 8192)

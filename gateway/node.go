@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/cisternfs/cistern/internal/rangelock"
 )
@@ -183,10 +184,16 @@ func (v *Volume) reapAll(ctx context.Context) error {
 	return nil
 }
 
+// reapWait is how long freeing an inode waits for room in the journal: the commit
+// that would make room waits for it.
+const reapWait = time.Second
+
 func (v *Volume) reap(ctx context.Context, ino InodeID) error {
-	res, err := v.journal.Reserve(ctx, opOverhead, true)
+	short, cancel := context.WithTimeout(ctx, reapWait)
+	defer cancel()
+	res, err := v.journal.Reserve(short, opOverhead, true)
 	if err != nil {
-		return v.waitError(ctx, err)
+		return v.waitError(short, err)
 	}
 	defer res.Release()
 	nd := v.nodes.use(ino)
