@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"os"
@@ -137,6 +138,19 @@ func TestOperation_Decode_CutOrLong(t *testing.T) {
 	}
 	if _, err := decodeOp(journal.Record{Op: 250}); !errors.Is(err, ErrNewerFormat) || errors.Is(err, ErrDamaged) {
 		t.Errorf("a kind that a later release may have: %v", err)
+	}
+}
+
+// A number that can't be is damage, wherever it stands.
+func TestOperation_Decode_LargeNumbers(t *testing.T) {
+	for name, r := range readGolden(t) {
+		for at := range r.Body {
+			long := append(append([]byte(nil), r.Body[:at]...), binary.AppendUvarint(nil, 1<<62)...)
+			long = append(long, r.Body[at+1:]...)
+			if _, err := decodeOp(journal.Record{Op: r.Op, Body: long}); err != nil && !errors.Is(err, ErrDamaged) {
+				t.Errorf("%s with a large number at %d: %v", name, at, err)
+			}
+		}
 	}
 }
 

@@ -186,7 +186,7 @@ func (c *codec) sums(p *[]uint32) {
 		}
 		return
 	}
-	if n*4 > uint64(len(c.buf)) {
+	if n > uint64(len(c.buf))/4 {
 		c.fail()
 		c.buf = nil
 		return
