@@ -434,9 +434,3 @@ func (c *check) orphans() error {
 	}
 	return nil
 }
-
-// referenced is Volume.referenced for any index.
-func referenced(ix *metadata.Index) (*keySet, error) {
-	v := Volume{index: ix}
-	return v.referenced()
-}

@@ -33,6 +33,7 @@ func (v *Volume) applyCommit(b *built) error {
 	}
 	v.stat.commits.Add(1)
 	v.commit.wake(nil)
+	v.deleteUnused(b) // last: nobody waits for it
 	return nil
 }
 

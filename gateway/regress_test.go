@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"context"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,30 +17,39 @@ import (
 // not be put into the cache file, of which the new reference has checksums.
 func TestVolume_Commit_NewReferenceBeforeTheOldIsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		const far = 1 << 20
 		l := newLab(t, 1, 8192)
 		s := faultstore.New(l.bucket, nil)
 		v, err := l.mount(s, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := patched(t, l, v)
-		if n, err := v.Fold(bg, true); err != nil || n == 0 {
-			t.Fatalf("folded %d, %v", n, err)
-		}
-		f.put(t, v, "a", l.noise(8192), 0) // a reference; it makes the fold useless
-		done := false
+		f := files{}
+		f.put(t, v, "a", l.noise(8192), 0) // two references
+		f.put(t, v, "a", l.noise(8192), far)
+		var once sync.Once
 		s.SetHook(func(op faultstore.Op, _ string, _ int) faultstore.Fault {
-			if op == faultstore.Delete && !done { // of the fold's object, after the commit
-				done = true
-				f.put(t, v, "a", l.noise(8192), 0)
-				f.put(t, v, "a", l.noise(100), 10)
+			if op == faultstore.Put {
+				once.Do(func() { f.put(t, v, "a", l.noise(100), 10) }) // over the first
 			}
 			return faultstore.Fault{}
 		})
+		before, done := v.Head().N, false
+		l.fault.SetHook(func(op, name string, _ int) error {
+			// The first is released: what lies over it goes to the cache.
+			if op == "WriteAt" && strings.Contains(name, "/cache/") && v.Head().N > before && !done {
+				done = true
+				f.put(t, v, "a", l.noise(8192), far)
+				f.put(t, v, "a", l.noise(100), far+10)
+			}
+			return nil
+		})
 		mustCommit(t, v)
 		if !done {
-			t.Fatal("nothing was deleted")
+			t.Fatal("nothing was put into the cache")
 		}
+		s.SetHook(nil)
+		l.fault.SetHook(nil)
 		wantFiles(t, v, f, "after the first commit")
 		mustCommit(t, v)
 		wantFiles(t, v, f, "after the second commit")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
+	"github.com/cisternfs/cistern/objstore/faultstore"
 )
 
 // restorePath brings a path back to what it was, as a command does.
@@ -49,64 +50,60 @@ func hiddenNames(t *testing.T, v *Volume) (list []string) {
 }
 
 func TestVolume_RestorePath_FilesShareObjects(t *testing.T) {
-	for name, as := range forms() {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := newLabAs(t, 7, 8192, as)
-				v := l.mustMount(nil)
-				f := files{}
-				f.put(t, v, "big", l.noise(5*8192), 0)
-				f.put(t, v, "patched", l.noise(3*8192), 0)
-				f.put(t, v, "small", l.noise(200), 0)
-				mustCommit(t, v)
-				f.put(t, v, "patched", l.noise(50), 9000)
-				old := mustCommit(t, v)
-				if _, err := CreateSnapshot(bg, l.snapshot(v.store, "old", old.N)); err != nil {
-					t.Fatal(err)
-				}
-				want := files{}
-				for name, p := range f {
-					want[name] = p
-				}
-				f.drop(t, v, "big")
-				f.put(t, v, "patched", l.noise(3*8192), 0)
-				f.put(t, v, "small", l.noise(90), 0)
-				mustCommit(t, v)
-				time.Sleep(48 * time.Hour)
-				mustCollect(t, v)
-				held := openPath(t, v, "patched")
-				shared := int64(0)
-				for _, name := range []string{"big", "patched", "small"} {
-					r, err := l.restorePath(v, old.N, name)
-					if err != nil || r.Files != 1 || r.Shared+r.Copied != int64(len(want[name])) || r.Replaced != (name != "big") {
-						t.Fatalf("%s: %+v, %v", name, r, err)
-					}
-					shared += r.Shared
-				}
-				if shared < 5*8192 {
-					t.Errorf("%d bytes are shared", shared)
-				}
-				if got := string(pread(t, held, 3*8192, 0)); got != f["patched"] {
-					t.Error("who had the file open lost it")
-				}
-				held.Close()
-				wantFiles(t, v, want, "restored")
-				mustCommit(t, v)
-				if _, err := DeleteSnapshot(bg, l.bucket, "mem://lab", "old"); err != nil {
-					t.Fatal(err)
-				}
-				for range 2 {
-					time.Sleep(48 * time.Hour)
-					mustCollect(t, v)
-				}
-				wantCheckClean(t, v)
-				mustClose(t, v)
-				if d := want.diff(bucketFiles(t, l.bucket, 0)); d != "" {
-					t.Error(d)
-				}
-			})
-		})
-	}
+	eachForm(t, func(t *testing.T, as form) {
+		l := newLabAs(t, 7, 8192, as)
+		v := l.mustMount(nil)
+		f := files{}
+		f.put(t, v, "big", l.noise(5*8192), 0)
+		f.put(t, v, "patched", l.noise(3*8192), 0)
+		f.put(t, v, "small", l.noise(200), 0)
+		mustCommit(t, v)
+		f.put(t, v, "patched", l.noise(50), 9000)
+		old := mustCommit(t, v)
+		if _, err := CreateSnapshot(bg, l.snapshot(v.store, "old", old.N)); err != nil {
+			t.Fatal(err)
+		}
+		want := files{}
+		for name, p := range f {
+			want[name] = p
+		}
+		f.drop(t, v, "big")
+		f.put(t, v, "patched", l.noise(3*8192), 0)
+		f.put(t, v, "small", l.noise(90), 0)
+		mustCommit(t, v)
+		time.Sleep(48 * time.Hour)
+		mustCollect(t, v)
+		held := openPath(t, v, "patched")
+		shared := int64(0)
+		for _, name := range []string{"big", "patched", "small"} {
+			r, err := l.restorePath(v, old.N, name)
+			if err != nil || r.Files != 1 || r.Shared+r.Copied != int64(len(want[name])) || r.Replaced != (name != "big") {
+				t.Fatalf("%s: %+v, %v", name, r, err)
+			}
+			shared += r.Shared
+		}
+		if shared < 5*8192 {
+			t.Errorf("%d bytes are shared", shared)
+		}
+		if got := string(pread(t, held, 3*8192, 0)); got != f["patched"] {
+			t.Error("who had the file open lost it")
+		}
+		held.Close()
+		wantFiles(t, v, want, "restored")
+		mustCommit(t, v)
+		if _, err := DeleteSnapshot(bg, l.bucket, "mem://lab", "old"); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			time.Sleep(48 * time.Hour)
+			mustCollect(t, v)
+		}
+		wantCheckClean(t, v)
+		mustClose(t, v)
+		if d := want.diff(bucketFiles(t, l.bucket, 0)); d != "" {
+			t.Error(d)
+		}
+	})
 }
 
 func TestVolume_RestorePath_ADirectory(t *testing.T) {
@@ -232,6 +229,53 @@ func TestVolume_RestorePath_DiesAtEveryStep(t *testing.T) {
 		if restored < 4 {
 			t.Errorf("%d deaths left a restored file", restored)
 		}
+	})
+}
+
+// A collection that had chosen an earlier state's objects, while nothing kept
+// them, leaves those alone that a restore has brought back since.
+func TestVolume_RestorePath_CollectionBegunBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 10, 8192)
+		s := faultstore.New(l.bucket, nil)
+		v, err := l.mount(s, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := files{}
+		f.put(t, v, "a", l.noise(3*8192), 0)
+		old, then := mustCommit(t, v), f["a"]
+		f.put(t, v, "a", l.noise(3*8192), 0)
+		mustCommit(t, v)
+		<-v.commit.run
+		done := make(chan error, 2)
+		go func() {
+			_, err := v.Collect(bg, false)
+			done <- err
+		}()
+		synctest.Wait() // it has chosen, and waits to commit the choice
+		go func() {
+			_, err := l.restorePath(v, old.N, "a")
+			done <- err
+		}()
+		synctest.Wait() // pinned, written, and waits to commit
+		s.SetHook(func(op faultstore.Op, key string, _ int) faultstore.Fault {
+			if op == faultstore.List && strings.HasPrefix(key, metadata.PinPrefix) {
+				return faultstore.Fault{Delay: time.Second} // until the restore's pin is gone
+			}
+			return faultstore.Fault{}
+		})
+		v.commit.run <- struct{}{}
+		for range 2 {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		s.SetHook(nil)
+		v.cache.Evict(1 << 30)
+		wantFiles(t, v, files{"a": then}, "restored")
+		wantCheckClean(t, v)
+		mustClose(t, v)
 	})
 }
 
