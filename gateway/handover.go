@@ -104,9 +104,8 @@ func (v *Volume) giveAway(ctx context.Context) error {
 		return err
 	}
 	reason := fmt.Errorf("%w: %w at commit %s", ErrReadOnly, ErrHandedOver, v.Head())
-	if v.stopped.CompareAndSwap(nil, &stopCause{reason}) {
+	if v.end(reason) {
 		v.log.Info("volume was handed over", "volume", v.opt.URL, "commit", v.Head())
-		v.commit.wake(reason)
 	}
 	return nil
 }

@@ -66,6 +66,11 @@ func TestVolume_Handover_WhileWritesGoOn(t *testing.T) {
 		if time.Since(start) != 0 {
 			t.Error("the next owner waited")
 		}
+		select {
+		case <-va.Ended():
+		default:
+			t.Error("who waits for the end of the volume was not told of the hand-over")
+		}
 		if h := vb.Head(); h.N != id.N {
 			t.Errorf("the hand-over said commit %s, and the next owner begins at %s", id, h)
 		}

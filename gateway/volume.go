@@ -91,11 +91,19 @@ func (v *Volume) writable() error { return v.Stopped() }
 
 // stop makes the volume read-only for good, and says so once.
 func (v *Volume) stop(reason error) {
-	if v.stopped.CompareAndSwap(nil, &stopCause{reason}) {
+	if v.end(reason) {
 		v.log.Error("volume turned read-only", "volume", v.opt.URL, "reason", reason)
-		close(v.ended)
-		v.commit.wake(reason)
 	}
+}
+
+// end is stop without a word; false when the volume had ended before.
+func (v *Volume) end(reason error) bool {
+	if !v.stopped.CompareAndSwap(nil, &stopCause{reason}) {
+		return false
+	}
+	close(v.ended)
+	v.commit.wake(reason)
+	return true
 }
 
 // Stopped returns why the volume is read-only, or nil.
@@ -446,45 +454,7 @@ func (v *Volume) expandReference(lsn journal.LSN, e journal.Entry) (journal.Entr
 
 const wholeFile = int64(math.MaxInt64)
 
-// budget is a bounded number of bytes.
-type budget struct {
-	mu   sync.Mutex
-	free int64
-	all  int64
-	ch   chan struct{}
-}
-
-func newBudget(n int64) *budget { return &budget{free: n, all: n, ch: make(chan struct{})} }
-
-// take waits for n bytes; more than there ever are counts as all of them.
-func (b *budget) take(ctx context.Context, n int64) (int64, error) {
-	n = min(n, b.all)
-	for {
-		b.mu.Lock()
-		if b.free >= n {
-			b.free -= n
-			b.mu.Unlock()
-			return n, nil
-		}
-		ch := b.ch
-		b.mu.Unlock()
-		select {
-		case <-ch:
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		}
-	}
-}
-
-func (b *budget) give(n int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.free += n
-	close(b.ch)
-	b.ch = make(chan struct{})
-}
-
-// sleep waits for d, or less when ctx ends or the volume closes.
+// sleep waits for d, or less when ctx ends.
 func (v *Volume) sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
