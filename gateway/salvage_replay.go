@@ -109,6 +109,8 @@ func (s *Salvage) invent(op operation) {
 		file(o.ino)
 	case *shareOp:
 		file(o.ino)
+	case *adoptOp:
+		file(o.ino)
 	case *createOp:
 		dir(o.parent)
 	case *linkOp:
@@ -246,6 +248,8 @@ func (s *Salvage) noteData(op operation) {
 		file(o.ino, o.time, o.length, 1)
 	case *shareOp:
 		file(o.ino, o.time, int64(o.base.Len), 1)
+	case *adoptOp:
+		file(o.ino, o.time, int64(o.length), 1)
 	case *zeroOp:
 		file(o.ino, o.time, 0, 1)
 	case *publishOp:
@@ -338,6 +342,8 @@ func inodeOf(op operation) InodeID {
 	case *publishOp:
 		return o.ino
 	case *shareOp:
+		return o.ino
+	case *adoptOp:
 		return o.ino
 	case *linkOp:
 		return o.ino
