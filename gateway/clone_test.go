@@ -34,143 +34,137 @@ func grown(t *testing.T, v *Volume, l *lab, f files) {
 	}
 }
 
+// grownFamily is a parent with files of every kind of slot, mounted.
+func grownFamily(t *testing.T, seed int64, as form) (l *lab, f *family, v *Volume, parent files) {
+	t.Helper()
+	l = newLabAs(t, seed, 8192, as)
+	f, parent = newFamily(t, l), files{}
+	v = f.mount(parentURL)
+	grown(t, v, l, parent)
+	return l, f, v, parent
+}
+
 // A clone shows the commit that it was made of and goes its own way; nothing that
 // either of them does is seen by the other; it survives its parent when it was
 // detached; and all of that in every form.
 func TestClone_GoesItsOwnWay(t *testing.T) {
-	for name, as := range forms() {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := newLabAs(t, 7, 8192, as)
-				f := newFamily(t, l)
-				v := f.mount(parentURL)
-				parent := files{}
-				grown(t, v, l, parent)
-				at := mustCommit(t, v)
-				then := maps.Clone(parent)
-				puts := l.bucket.Len()
-				info := f.clone(parentURL, "mem://one", 0, false)
-				if info.Commit != at || info.Resumed || info.Doc.Base() != at {
-					t.Errorf("clone of %v: %+v", at, info)
-				}
-				if n, _ := uploaded(l.bucket, puts, metadata.ObjectPrefix, metadata.SegmentPrefix); n != 0 {
-					t.Errorf("making a clone wrote %d bytes into the parent", n)
-				}
-				f.wantFiles("mem://one", 0, then, "the new clone")
+	eachForm(t, func(t *testing.T, as form) {
+		l, f, v, parent := grownFamily(t, 7, as)
+		at := mustCommit(t, v)
+		then := maps.Clone(parent)
+		puts := l.bucket.Len()
+		info := f.clone(parentURL, "mem://one", 0, false)
+		if info.Commit != at || info.Resumed || info.Doc.Base() != at {
+			t.Errorf("clone of %v: %+v", at, info)
+		}
+		if n, _ := uploaded(l.bucket, puts, metadata.ObjectPrefix, metadata.SegmentPrefix); n != 0 {
+			t.Errorf("making a clone wrote %d bytes into the parent", n)
+		}
+		f.wantFiles("mem://one", 0, then, "the new clone")
 
-				// The parent goes on, and drops all that it can.
-				for i := range 3 {
-					parent.put(t, v, "large", l.noise(8192), 8192*i)
-					parent.drop(t, v, fmt.Sprint("small", i))
-				}
-				purge(t, v)
-				f.wantFiles("mem://one", 0, then, "the parent has collected")
-				f.wantClean("mem://one")
+		// The parent goes on, and drops all that it can.
+		for i := range 3 {
+			parent.put(t, v, "large", l.noise(8192), 8192*i)
+			parent.drop(t, v, fmt.Sprint("small", i))
+		}
+		purge(t, v)
+		f.wantFiles("mem://one", 0, then, "the parent has collected")
+		f.wantClean("mem://one")
 
-				// So does the clone, and its clone.
-				c := f.mount("mem://one")
-				one := maps.Clone(then)
-				wantFiles(t, c, one, "the clone, mounted")
-				one.put(t, c, "large", l.noise(700), 100)
-				one.drop(t, c, "small3")
-				one.put(t, c, "new", l.noise(20000), 0)
-				purge(t, c)
-				wantCheckClean(t, c)
-				f.clone("mem://one", "mem://two", 0, false)
-				two := maps.Clone(one)
-				one.put(t, c, "new", l.noise(20000), 0)
-				one.put(t, c, "large", l.noise(3*8192), 0)
-				purge(t, c)
-				if _, err := c.Fold(bg, true); err != nil {
-					t.Fatal(err)
-				}
-				purge(t, c)
-				mustClose(t, c)
-				mustClose(t, v)
-				f.wantFiles("mem://one", 0, one, "the clone")
-				f.wantFiles("mem://two", 0, two, "the clone's clone")
-				f.wantFiles(parentURL, 0, parent, "the parent")
-				for _, url := range []string{parentURL, "mem://one", "mem://two"} {
-					f.wantClean(url)
-				}
+		// So does the clone, and its clone.
+		c := f.mount("mem://one")
+		one := maps.Clone(then)
+		wantFiles(t, c, one, "the clone, mounted")
+		one.put(t, c, "large", l.noise(700), 100)
+		one.drop(t, c, "small3")
+		one.put(t, c, "new", l.noise(20000), 0)
+		purge(t, c)
+		wantCheckClean(t, c)
+		f.clone("mem://one", "mem://two", 0, false)
+		two := maps.Clone(one)
+		one.put(t, c, "new", l.noise(20000), 0)
+		one.put(t, c, "large", l.noise(3*8192), 0)
+		purge(t, c)
+		if _, err := c.Fold(bg, true); err != nil {
+			t.Fatal(err)
+		}
+		purge(t, c)
+		mustClose(t, c)
+		mustClose(t, v)
+		f.wantFiles("mem://one", 0, one, "the clone")
+		f.wantFiles("mem://two", 0, two, "the clone's clone")
+		f.wantFiles(parentURL, 0, parent, "the parent")
+		for _, url := range []string{parentURL, "mem://one", "mem://two"} {
+			f.wantClean(url)
+		}
 
-				// Without its parents a clone is nothing, until it is detached.
-				for _, url := range []string{parentURL, "mem://one"} {
-					if err := f.destroy(url, false); !errors.Is(err, ErrPinned) || !strings.Contains(fmt.Sprint(err), "mem://two") {
-						t.Fatalf("destroy %s: %v", url, err)
-					}
-				}
-				for _, url := range []string{"mem://one", "mem://two"} {
-					if _, err := f.detach(url); err != nil {
-						t.Fatalf("detach %s: %v", url, err)
-					}
-				}
-				for _, url := range []string{parentURL, "mem://one"} {
-					if err := f.destroy(url, false); err != nil {
-						t.Fatalf("destroy %s: %v", url, err)
-					}
-					f.wantEmpty(url)
-				}
-				f.wantFiles("mem://two", 0, two, "detached and alone")
-				f.wantClean("mem://two")
-				c = f.mount("mem://two")
-				two.put(t, c, "large", l.noise(100), 0)
-				purge(t, c)
-				wantFiles(t, c, two, "detached and mounted")
-				wantNothingDead(t, c, f.labs["mem://two"])
-				mustClose(t, c)
+		// Without its parents a clone is nothing, until it is detached.
+		for _, url := range []string{parentURL, "mem://one"} {
+			if err := f.destroy(url, false); !errors.Is(err, ErrPinned) || !strings.Contains(fmt.Sprint(err), "mem://two") {
+				t.Fatalf("destroy %s: %v", url, err)
+			}
+		}
+		for _, url := range []string{"mem://one", "mem://two"} {
+			if _, err := f.detach(url); err != nil {
+				t.Fatalf("detach %s: %v", url, err)
+			}
+		}
+		for _, url := range []string{parentURL, "mem://one"} {
+			if err := f.destroy(url, false); err != nil {
+				t.Fatalf("destroy %s: %v", url, err)
+			}
+			f.wantEmpty(url)
+		}
+		f.wantFiles("mem://two", 0, two, "detached and alone")
+		f.wantClean("mem://two")
+		c = f.mount("mem://two")
+		two.put(t, c, "large", l.noise(100), 0)
+		purge(t, c)
+		wantFiles(t, c, two, "detached and mounted")
+		wantNothingDead(t, c, f.labs["mem://two"])
+		mustClose(t, c)
 
-				// A clone of a detached clone, and then destroyed in the right order.
-				f.clone("mem://two", "mem://three", 0, false)
-				f.wantFiles("mem://three", 0, two, "clone of a detached clone")
-				wantErr(t, f.destroy("mem://two", false), ErrPinned)
-				for _, url := range []string{"mem://three", "mem://two"} {
-					if err := f.destroy(url, false); err != nil {
-						t.Fatalf("destroy %s: %v", url, err)
-					}
-					f.wantEmpty(url)
-				}
-			})
-		})
-	}
+		// A clone of a detached clone, and then destroyed in the right order.
+		f.clone("mem://two", "mem://three", 0, false)
+		f.wantFiles("mem://three", 0, two, "clone of a detached clone")
+		wantErr(t, f.destroy("mem://two", false), ErrPinned)
+		for _, url := range []string{"mem://three", "mem://two"} {
+			if err := f.destroy(url, false); err != nil {
+				t.Fatalf("destroy %s: %v", url, err)
+			}
+			f.wantEmpty(url)
+		}
+	})
 }
 
 // A copied clone shares nothing from the first.
 func TestClone_Copy_SharesNothing(t *testing.T) {
-	for name, as := range forms() {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				l := newLabAs(t, 8, 8192, as)
-				f := newFamily(t, l)
-				v := f.mount(parentURL)
-				parent := files{}
-				grown(t, v, l, parent)
-				mustClose(t, v)
-				f.clone(parentURL, "mem://shares", 0, false)
-				c := f.mount("mem://shares")
-				want := maps.Clone(parent)
-				want.put(t, c, "large", l.noise(900), 9000)
-				mustClose(t, c)
-				info := f.clone("mem://shares", "mem://copy", 0, true)
-				if p := info.Copied; p.Things == 0 || p.DoneThings != p.Things || p.DoneBytes != p.Bytes || p.Found != 0 {
-					t.Errorf("copied %+v", p)
-				}
-				for _, url := range []string{"mem://shares", parentURL} {
-					if err := f.destroy(url, false); err != nil {
-						t.Fatalf("destroy %s: %v", url, err)
-					}
-				}
-				f.wantFiles("mem://copy", 0, want, "alone")
-				f.wantClean("mem://copy")
-				c = f.mount("mem://copy")
-				want.put(t, c, "more", l.noise(10000), 0)
-				purge(t, c)
-				wantFiles(t, c, want, "mounted")
-				wantNothingDead(t, c, f.labs["mem://copy"])
-				mustClose(t, c)
-			})
-		})
-	}
+	eachForm(t, func(t *testing.T, as form) {
+		l, f, v, parent := grownFamily(t, 8, as)
+		mustClose(t, v)
+		f.clone(parentURL, "mem://shares", 0, false)
+		c := f.mount("mem://shares")
+		want := maps.Clone(parent)
+		want.put(t, c, "large", l.noise(900), 9000)
+		mustClose(t, c)
+		info := f.clone("mem://shares", "mem://copy", 0, true)
+		if p := info.Copied; p.Things == 0 || p.DoneThings != p.Things || p.DoneBytes != p.Bytes || p.Found != 0 {
+			t.Errorf("copied %+v", p)
+		}
+		for _, url := range []string{"mem://shares", parentURL} {
+			if err := f.destroy(url, false); err != nil {
+				t.Fatalf("destroy %s: %v", url, err)
+			}
+		}
+		f.wantFiles("mem://copy", 0, want, "alone")
+		f.wantClean("mem://copy")
+		c = f.mount("mem://copy")
+		want.put(t, c, "more", l.noise(10000), 0)
+		purge(t, c)
+		wantFiles(t, c, want, "mounted")
+		wantNothingDead(t, c, f.labs["mem://copy"])
+		mustClose(t, c)
+	})
 }
 
 // Bytes that the parent's writer has staged are not a clone's; its own are.
@@ -222,11 +216,7 @@ func walkClone(t *testing.T, as form, copied bool) {
 	synctest.Test(t, func(t *testing.T) {
 		for n := 0; ; n++ {
 			when := fmt.Sprintf("death at call %d", n)
-			l := newLabAs(t, 11, 8192, as)
-			f := newFamily(t, l)
-			v := f.mount(parentURL)
-			parent := files{}
-			grown(t, v, l, parent)
+			l, f, v, parent := grownFamily(t, 11, as)
 			mustCommit(t, v)
 			mustClose(t, v)
 			f.clone(parentURL, "mem://one", 0, false)
@@ -335,11 +325,7 @@ func TestDetach_DiesAtEveryStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for n := 0; ; n++ {
 			when := fmt.Sprintf("death at call %d", n)
-			l := newLab(t, 13, 8192)
-			f := newFamily(t, l)
-			v := f.mount(parentURL)
-			parent := files{}
-			grown(t, v, l, parent)
+			l, f, v, parent := grownFamily(t, 13, form{})
 			mustClose(t, v)
 			f.clone(parentURL, "mem://one", 0, false)
 			c := f.mount("mem://one")
@@ -426,11 +412,7 @@ func TestDetach_DiesAtEveryStep(t *testing.T) {
 // Bad input changes nothing, says what is wrong, and works once it is mended.
 func TestClone_BadInput(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, 17, 8192)
-		f := newFamily(t, l)
-		v := f.mount(parentURL)
-		parent := files{}
-		grown(t, v, l, parent)
+		l, f, v, parent := grownFamily(t, 17, form{})
 		old := mustCommit(t, v)
 		parent.put(t, v, "large", l.noise(3*8192), 0)
 		purge(t, v)

@@ -21,11 +21,7 @@ func TestClone_RaceWithCollect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		whole, refused := 0, 0
 		for n := 0; ; n++ {
-			l := newLab(t, 29, 8192)
-			f := newFamily(t, l)
-			v := f.mount(parentURL)
-			parent := files{}
-			grown(t, v, l, parent)
+			l, f, v, parent := grownFamily(t, 29, form{})
 			old := mustCommit(t, v)
 			then := maps.Clone(parent)
 			parent.put(t, v, "large", l.noise(3*8192), 0)
@@ -66,11 +62,7 @@ func TestClone_RaceWithDestroy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		made, gone := 0, 0
 		for n := 0; ; n++ {
-			l := newLab(t, 31, 8192)
-			f := newFamily(t, l)
-			v := f.mount(parentURL)
-			parent := files{}
-			grown(t, v, l, parent)
+			l, f, v, parent := grownFamily(t, 31, form{})
 			mustClose(t, v)
 			f.member("mem://one")
 			s := faultstore.New(l.bucket, nil)
@@ -117,11 +109,7 @@ func TestClone_TakeBack_LeavesAnotherRunsClone(t *testing.T) {
 		failed := 0
 		for n := 0; ; n++ {
 			when := fmt.Sprintf("taken up at call %d", n)
-			l := newLab(t, 33, 8192)
-			f := newFamily(t, l)
-			v := f.mount(parentURL)
-			parent := files{}
-			grown(t, v, l, parent)
+			l, f, v, parent := grownFamily(t, 33, form{})
 			mustCommit(t, v)
 			mustClose(t, v)
 			f.clone(parentURL, "mem://one", 0, false)
@@ -195,11 +183,7 @@ func keptFor(t *testing.T, s objstore.Store, url string) bool {
 // A store that stops answering once the clone can be seen does not make it vanish.
 func TestClone_Publish_PassingErrorLeavesTheClone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, 35, 8192)
-		f := newFamily(t, l)
-		v := f.mount(parentURL)
-		parent := files{}
-		grown(t, v, l, parent)
+		l, f, v, parent := grownFamily(t, 35, form{})
 		mustClose(t, v)
 		target := f.member("mem://one")
 		s := faultstore.New(target.bucket, nil)

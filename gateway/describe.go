@@ -11,7 +11,7 @@ import (
 
 // Description says what a journal record does, for people and programs.
 type Description struct {
-	Kind   string // as in DESIGN: write, reference, setattr, …
+	Kind   string // write, reference, setattr, …
 	Fields []DescriptionField
 }
 
@@ -111,17 +111,11 @@ func (d *describer) operation(op operation) string {
 		d.at(o.time)
 		return "publish"
 	case *shareOp:
-		d.add("inode", o.ino)
-		d.add("slot", o.slot)
-		d.add("object", o.base.Ref.Key)
-		d.add("length", o.base.Len)
+		d.object(o.ino, o.slot, o.base.Ref.Key, o.base.Len)
 		d.at(o.time)
 		return "share"
 	case *adoptOp:
-		d.add("inode", o.ino)
-		d.add("slot", o.slot)
-		d.add("object", o.key)
-		d.add("length", o.length)
+		d.object(o.ino, o.slot, o.key, o.length)
 		d.add("checksums", o.sums)
 		d.at(o.time)
 		return "adopt"
@@ -144,6 +138,13 @@ func (d *describer) operation(op operation) string {
 		return "xattr"
 	}
 	return d.names(op)
+}
+
+func (d *describer) object(ino InodeID, slot uint32, key string, length uint32) {
+	d.add("inode", ino)
+	d.add("slot", slot)
+	d.add("object", key)
+	d.add("length", length)
 }
 
 func (d *describer) bytes(ino InodeID, off, length int64) {

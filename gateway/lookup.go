@@ -248,15 +248,3 @@ func (v *Volume) ReadDir(ctx context.Context, ino InodeID, after uint64, fn func
 		}
 	}
 }
-
-// ReadLink returns a symbolic link's target.
-func (v *Volume) ReadLink(ctx context.Context, ino InodeID) ([]byte, error) {
-	n, err := v.GetAttr(ctx, ino)
-	if err != nil {
-		return nil, err
-	}
-	if n.Mode&modeType != modeLink {
-		return nil, ErrInvalid
-	}
-	return n.Target, nil
-}

@@ -341,7 +341,7 @@ func (m *model) punch(ino InodeID, off, end, size int64) {
 	n.size = max(n.size, size)
 }
 
-// reader is what the volume and a view of the bucket have in common.
+// treeReader is what the volume and a view of the bucket have in common.
 type treeReader interface {
 	inodeOf(ino InodeID) (*Inode, error)
 	namesOf(ino InodeID) (map[string]InodeID, error)

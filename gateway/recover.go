@@ -162,7 +162,6 @@ func (v *Volume) useDoc(doc *metadata.VolumeDoc) error {
 	if v.objectSize < minObjectSize || v.objectSize > maxObjectSize {
 		return fmt.Errorf("%w: %s gives an object size of %d bytes", ErrDamaged, metadata.VolumeKey, v.objectSize)
 	}
-	// A commit holds one segment while it waits for room for one object.
 	if err := doc.Writable(); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrNewerFormat, v.opt.URL, err)
 	}
@@ -170,6 +169,7 @@ func (v *Volume) useDoc(doc *metadata.VolumeDoc) error {
 	if v.codec, err = newCodec(doc, v.opt.URL, v.opt.Keys); err != nil {
 		return err
 	}
+	// A commit holds one segment while it waits for room for one object.
 	v.uploads = newBudget(max(v.opt.UploadBytes, segmentTarget+v.bodyMemory(v.objectSize)))
 	return nil
 }

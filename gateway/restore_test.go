@@ -40,56 +40,52 @@ func (l *lab) mustRestore(t *testing.T, v *Volume, n uint64, keep string) Restor
 }
 
 func TestVolume_Restore_ThereAndBack(t *testing.T) {
-	for name, as := range forms() {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				u := newUsedAs(t, 8192, as)
-				v := u.mustMount(nil)
-				wantFiles(t, v, u.now, "before")
-				old := commitOf(t, v, 2)
-				then := bucketFiles(t, u.bucket, old)
-				next := v.head.Totals.NextInode
-				r := u.mustRestore(t, v, old, "present")
-				if r.Then.N != old || r.Commit.N <= r.Replaced.Commit.N || r.Replaced.Tags[restoreTag] == "" || r.Revived == 0 || r.Died == 0 {
-					t.Errorf("%+v", r)
-				}
-				if d := then.diff(bucketFiles(t, u.bucket, 0)); d != "" {
-					t.Errorf("restored: %s", d)
-				}
-				if d := u.now.diff(bucketFiles(t, u.bucket, r.Replaced.Commit.N)); d != "" {
-					t.Errorf("replaced: %s", d)
-				}
-				// The index in the state directory is that of the replaced commit.
-				v = u.mustMount(nil)
-				wantFiles(t, v, then, "mounted")
-				if v.head.CommitID != r.Commit || v.nextInode < next {
-					t.Errorf("head %v, next inode %d; want %v and at least %d", v.head.CommitID, v.nextInode, r.Commit, next)
-				}
-				then.put(t, v, "base", u.noise(500), 900)
-				then.put(t, v, "new", u.noise(20000), 0)
-				then.drop(t, v, "small")
-				mustCommit(t, v)
-				time.Sleep(48 * time.Hour)
-				mustCollect(t, v)
-				wantCheckClean(t, v)
-				if d := u.now.diff(bucketFiles(t, u.bucket, r.Replaced.Commit.N)); d != "" {
-					t.Errorf("replaced, after a collection: %s", d)
-				}
-				r = u.mustRestore(t, v, r.Replaced.Commit.N, "second")
-				v = u.mustMount(nil)
-				wantFiles(t, v, u.now, "and back")
-				for range 2 {
-					time.Sleep(48 * time.Hour)
-					mustCollect(t, v)
-				}
-				if d := then.diff(bucketFiles(t, u.bucket, r.Replaced.Commit.N)); d != "" {
-					t.Errorf("the second snapshot: %s", d)
-				}
-				wantCheckClean(t, v)
-				mustClose(t, v)
-			})
-		})
-	}
+	eachForm(t, func(t *testing.T, as form) {
+		u := newUsedAs(t, 8192, as)
+		v := u.mustMount(nil)
+		wantFiles(t, v, u.now, "before")
+		old := commitOf(t, v, 2)
+		then := bucketFiles(t, u.bucket, old)
+		next := v.head.Totals.NextInode
+		r := u.mustRestore(t, v, old, "present")
+		if r.Then.N != old || r.Commit.N <= r.Replaced.Commit.N || r.Replaced.Tags[restoreTag] == "" || r.Revived == 0 || r.Died == 0 {
+			t.Errorf("%+v", r)
+		}
+		if d := then.diff(bucketFiles(t, u.bucket, 0)); d != "" {
+			t.Errorf("restored: %s", d)
+		}
+		if d := u.now.diff(bucketFiles(t, u.bucket, r.Replaced.Commit.N)); d != "" {
+			t.Errorf("replaced: %s", d)
+		}
+		// The index in the state directory is that of the replaced commit.
+		v = u.mustMount(nil)
+		wantFiles(t, v, then, "mounted")
+		if v.head.CommitID != r.Commit || v.nextInode < next {
+			t.Errorf("head %v, next inode %d; want %v and at least %d", v.head.CommitID, v.nextInode, r.Commit, next)
+		}
+		then.put(t, v, "base", u.noise(500), 900)
+		then.put(t, v, "new", u.noise(20000), 0)
+		then.drop(t, v, "small")
+		mustCommit(t, v)
+		time.Sleep(48 * time.Hour)
+		mustCollect(t, v)
+		wantCheckClean(t, v)
+		if d := u.now.diff(bucketFiles(t, u.bucket, r.Replaced.Commit.N)); d != "" {
+			t.Errorf("replaced, after a collection: %s", d)
+		}
+		r = u.mustRestore(t, v, r.Replaced.Commit.N, "second")
+		v = u.mustMount(nil)
+		wantFiles(t, v, u.now, "and back")
+		for range 2 {
+			time.Sleep(48 * time.Hour)
+			mustCollect(t, v)
+		}
+		if d := then.diff(bucketFiles(t, u.bucket, r.Replaced.Commit.N)); d != "" {
+			t.Errorf("the second snapshot: %s", d)
+		}
+		wantCheckClean(t, v)
+		mustClose(t, v)
+	})
 }
 
 // commitOf returns the number of the n-th commit that is still there.

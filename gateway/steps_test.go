@@ -142,16 +142,7 @@ func (l *lab) fork(t *testing.T, mode vfs.CrashMode, seed int64) *lab {
 	t.Helper()
 	kv := l.kv.Crash(rand.New(rand.NewPCG(uint64(seed), 3)))
 	if mode == vfs.KillProcess {
-		kv = metadata.NewMemKV()
-		err := l.kv.Scan(nil, nil, func(k, value []byte) error {
-			return kv.Update(func(w metadata.Writer) error { return w.Set(slices.Clone(k), slices.Clone(value)) })
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := kv.Sync(); err != nil {
-			t.Fatal(err)
-		}
+		kv = copyKV(t, l.kv)
 	}
 	rng := oldrand.New(oldrand.NewSource(seed))
 	c := &lab{
