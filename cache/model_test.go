@@ -119,8 +119,10 @@ func (m *model) step() {
 		m.restart()
 	case op < 97:
 		m.regain(f)
-	default:
+	case op < 98:
 		m.remove(f)
+	default:
+		f.files.Hot(off, end-off)
 	}
 }
 

@@ -101,25 +101,32 @@ func (v *Volume) baseOf(ctx context.Context, epoch uint64) (metadata.CommitID, u
 	return local.CommitID, 0, err
 }
 
+// keptForSalvage tells whoever lost the volume where on this machine lies what the
+// bucket has not.
+func (v *Volume) keptForSalvage() string {
+	return "what this mount acknowledged and the bucket has not is kept for `cistern salvage " + v.opt.StateDir + "`"
+}
+
 // asideAtClose sets the journal of a fenced mount aside when it holds what the
-// bucket has not; else it is forgotten. The journal and the cache are closed.
-func (v *Volume) asideAtClose(reason error) error {
+// bucket has not, and returns where it is; else it is forgotten. The journal and
+// the cache are closed.
+func (v *Volume) asideAtClose(reason error) (aside string, err error) {
 	if !v.clean() {
 		v.mu.RLock()
 		head := v.head
 		v.mu.RUnlock()
 		if err := v.noteAside(reason.Error(), head.CommitID, head.LastLSN); err != nil {
-			return err
+			return "", err
 		}
 		v.owner.Aside = true
 		if err := v.owner.save(); err != nil {
-			return err
+			return "", err
 		}
-		if err := v.setAside(); err != nil {
-			return err
+		if aside, err = v.setAside(); err != nil {
+			return "", err
 		}
 	}
 	// The next mount begins a journal, and finds none that could be lost.
 	v.owner.Journal, v.owner.Aside = "", false
-	return v.owner.save()
+	return aside, v.owner.save()
 }

@@ -364,7 +364,7 @@ func copyError(key string, err error) error {
 	case err == nil || errors.Is(err, ErrDamaged):
 		return err
 	case errors.Is(err, objstore.ErrNotExist):
-		return fmt.Errorf("%w: copy %s: it is missing: %w", ErrDamaged, key, err)
+		return fmt.Errorf("%w: %w", ErrDamaged, objstore.At("copy", key, err))
 	}
 	return storeErrorAt("copy", key, err)
 }

@@ -158,7 +158,7 @@ func (c *cloner) takeBack(ctx context.Context) error {
 	}
 	for _, h := range c.lineage().holders {
 		s, err := h.store(ctx)
-		if errors.Is(err, errHolderGone) {
+		if errors.Is(err, ErrParentGone) {
 			continue
 		}
 		var others []ClonePin
@@ -216,7 +216,7 @@ func unpinAncestors(ctx context.Context, l *lineage) error {
 	var errs []error
 	for _, h := range l.holders {
 		s, err := h.store(ctx)
-		if errors.Is(err, errHolderGone) {
+		if errors.Is(err, ErrParentGone) {
 			continue
 		}
 		if err == nil {

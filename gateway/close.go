@@ -12,6 +12,9 @@ import (
 // same state directory.
 var ErrUncommitted = errors.New("changes are only in the local journal")
 
+// errNotAwaited: whoever closed the volume had no time for its last commit.
+var errNotAwaited = errors.New("their commit was not waited for")
+
 // stallTime is how long Close waits without any progress.
 const stallTime = 10 * time.Second
 
@@ -54,11 +57,22 @@ func (v *Volume) Close(ctx context.Context) error {
 		lctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stallTime)
 		err = v.writeLease(lctx, true)
 		cancel()
+		if err != nil && !errors.Is(err, ErrFenced) {
+			err = fmt.Errorf("everything is committed, but the lease was not given back, and an owner elsewhere waits until it runs out: %w", err)
+		}
 	}
 	if errors.Is(err, ErrHandedOver) {
 		err = nil // the lease was given back then
 	}
-	return errors.Join(err, v.closeLocal(err))
+	aside, lerr := v.closeLocal(err)
+	switch {
+	case !errors.Is(err, ErrFenced) || lerr != nil:
+	case aside == "":
+		err = fmt.Errorf("%w; there is nothing of that: everything was committed before", err)
+	default:
+		err = fmt.Errorf("%w; it lies in %s now", err, aside)
+	}
+	return errors.Join(err, lerr)
 }
 
 // drain commits until nothing is left.
@@ -73,10 +87,16 @@ func (v *Volume) drain(ctx context.Context) error {
 		}
 		return err
 	})
-	if err != nil && v.Stopped() == nil {
-		return v.uncommitted(err)
+	if err == nil {
+		return nil
 	}
-	return err
+	if cause := v.Stopped(); cause != nil {
+		return cause
+	}
+	if ctx.Err() != nil {
+		err = errNotAwaited
+	}
+	return v.uncommitted(err)
 }
 
 // leaveManifest writes the manifest that is due, so that the next mount without
@@ -103,27 +123,36 @@ func (v *Volume) uncommitted(err error) error {
 	if cause, _ := v.stat.storeError(); cause != nil {
 		err = fmt.Errorf("%w: %w", ErrStore, cause)
 	}
-	return fmt.Errorf("%w: %d bytes: %w", ErrUncommitted, v.dirtyBytes(), err)
+	what := "names and attributes, no data"
+	if n := v.dirtyBytes(); n > 0 {
+		what = fmt.Sprintf("%d bytes", n)
+	}
+	return fmt.Errorf("%w: %s: %w", ErrUncommitted, what, err)
 }
 
 // whileProgress runs f, whose context ends when nothing has reached the bucket
-// for stallTime.
+// for stallTime: what f returns then is ErrStore.
 func (v *Volume) whileProgress(ctx context.Context, f func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() { done <- f(ctx) }()
-	last, since := v.stat.progress(), time.Now()
+	last, since, stalled := v.stat.progress(), time.Now(), false
 	tick := time.NewTicker(stallTime / 20)
 	defer tick.Stop()
 	for {
 		select {
 		case err := <-done:
+			if stalled && (errors.Is(err, ErrInterrupted) || errors.Is(err, context.Canceled) || errors.Is(err, ErrStore)) {
+				// What f was interrupted in says nothing.
+				err = fmt.Errorf("%w: nothing has reached the bucket for %v", ErrStore, stallTime)
+			}
 			return err
 		case <-tick.C:
 			if now := v.stat.progress(); now != last {
 				last, since = now, time.Now()
 			} else if time.Since(since) >= stallTime {
+				stalled = true
 				cancel()
 			}
 		}
@@ -137,7 +166,8 @@ func (v *Volume) Abandon() error {
 		return ErrClosed
 	}
 	v.endBackground()
-	return v.closeLocal(nil)
+	_, err := v.closeLocal(nil)
+	return err
 }
 
 func (v *Volume) endBackground() {
@@ -147,8 +177,9 @@ func (v *Volume) endBackground() {
 }
 
 // closeLocal closes what open opened. What a mount that ends because it was
-// fenced acknowledged and did not commit is set aside.
-func (v *Volume) closeLocal(reason error) error {
+// fenced acknowledged and did not commit is set aside: aside is the directory,
+// empty when there was nothing.
+func (v *Volume) closeLocal(reason error) (aside string, err error) {
 	var errs []error
 	if v.journal != nil {
 		errs = append(errs, v.journal.Close())
@@ -160,14 +191,14 @@ func (v *Volume) closeLocal(reason error) error {
 		errs = append(errs, v.kv.Close())
 	}
 	if errors.Is(reason, ErrFenced) {
-		if err := v.asideAtClose(reason); err != nil {
+		if aside, err = v.asideAtClose(reason); err != nil {
 			errs = append(errs, fmt.Errorf("set the journal aside: %w; the next mount does it", err))
 		}
 	}
 	if v.stateLk != nil {
 		errs = append(errs, v.stateLk.Close())
 	}
-	return errors.Join(errs...)
+	return aside, errors.Join(errs...)
 }
 
 // dirtyBytes are the bytes of data that are not committed.

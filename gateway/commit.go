@@ -230,17 +230,17 @@ func (v *Volume) publishCommit(ctx context.Context, b *built) error {
 	e, rerr := pathReader{v.store}.read(ctx, b.c.CommitID)
 	switch {
 	case errors.Is(rerr, ErrKey):
-		err = fmt.Errorf("%w: %s is encrypted with a key that this mount has not: whoever wrote it has a newer one; what this mount acknowledged after commit %s is kept for `cistern salvage`",
-			ErrFenced, key, v.head.CommitID)
+		err = fmt.Errorf("%w: %s is encrypted with a key that this mount has not: whoever wrote it has a newer one, after commit %s; %s",
+			ErrFenced, key, v.head.CommitID, v.keptForSalvage())
 	case rerr != nil:
 		return rerr
 	case e == nil:
 		return fmt.Errorf("%w: %s was refused as taken and is not there", ErrStore, key)
 	case e.seal != nil:
-		err = fmt.Errorf("%w: epoch %d of %s was sealed for epoch %d; what this mount acknowledged after commit %s is kept for `cistern salvage`",
-			ErrFenced, b.c.Epoch, v.opt.URL, e.seal.Epoch, v.head.CommitID)
+		err = fmt.Errorf("%w: epoch %d of %s was sealed for epoch %d, after commit %s; %s",
+			ErrFenced, b.c.Epoch, v.opt.URL, e.seal.Epoch, v.head.CommitID, v.keptForSalvage())
 	default:
-		err = fmt.Errorf("%w: %s holds a commit that this process did not write", ErrFenced, key)
+		err = fmt.Errorf("%w: %s holds a commit that this process did not write; %s", ErrFenced, key, v.keptForSalvage())
 	}
 	v.stop(err)
 	return err
@@ -270,7 +270,7 @@ func (v *Volume) persist(ctx context.Context, key string, body []byte) error {
 			return err
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("%w: write %s: %w", ErrStore, key, err)
+			return fmt.Errorf("%w: %w", ErrStore, objstore.At("write", key, err))
 		}
 		if stopped := v.Stopped(); stopped != nil {
 			return stopped // nothing that this mount stores counts any more
@@ -279,7 +279,7 @@ func (v *Volume) persist(ctx context.Context, key string, body []byte) error {
 			v.log.Warn("object store fails; going on locally", "key", key, "error", err)
 		}
 		if serr := v.sleep(ctx, pause); serr != nil {
-			return fmt.Errorf("%w: write %s: %w", ErrStore, key, err)
+			return fmt.Errorf("%w: %w", ErrStore, objstore.At("write", key, err))
 		}
 	}
 }

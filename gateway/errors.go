@@ -39,6 +39,9 @@ var (
 	ErrPinned = errors.New("volume is pinned")
 	// ErrDamaged: a checksum does not match or something referred to is missing.
 	ErrDamaged = errors.New("damage found")
+	// ErrParentGone: the volume that a clone shares with is not where it was. It is
+	// an ErrDamaged, too: what the two share can't be read.
+	ErrParentGone = errors.New("the parent of the clone is gone")
 	// ErrLostJournal: the state directory's journal is missing or not the one it should be.
 	ErrLostJournal = errors.New("journal lost")
 	// ErrKey: an encryption key that the volume needs was not given, or is not usable.

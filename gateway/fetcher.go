@@ -315,8 +315,11 @@ func (f *fetcher) readStore(ctx context.Context, ref metadata.Ref, off int64, p 
 		if !f.follows || !errors.Is(err, objstore.ErrNotExist) {
 			f.stat.damage.Add(1)
 		}
-		return fmt.Errorf("%w: read %s: %w", ErrDamaged, ref.Key, err)
+		if gone := asGone(err); gone != nil {
+			return gone
+		}
+		return fmt.Errorf("%w: %w", ErrDamaged, objstore.At("read", ref.Key, err))
 	}
 	f.stat.down.failed(err, f.now())
-	return fmt.Errorf("%w: read %s: %w", ErrStore, ref.Key, err)
+	return fmt.Errorf("%w: %w", ErrStore, objstore.At("read", ref.Key, err))
 }

@@ -255,8 +255,8 @@ func (v *Volume) leaseChanged(ctx context.Context) error {
 	case err != nil:
 		return fmt.Errorf("renew the lease: it is not as it was left, and can't be read: %w", err)
 	case other.Reign != v.owner.current():
-		err = fmt.Errorf("%w: %s took %s over as epoch %d; what this mount acknowledged and the bucket has not is kept for `cistern salvage`",
-			ErrFenced, ownerName(other.Owner), v.opt.URL, other.Epoch)
+		err = fmt.Errorf("%w: %s took %s over as epoch %d; %s",
+			ErrFenced, ownerName(other.Owner), v.opt.URL, other.Epoch, v.keptForSalvage())
 		v.stop(err)
 		return err
 	}
@@ -344,6 +344,9 @@ func (v *Volume) leaseLost() time.Duration {
 func storeError(what string, err error) error {
 	if what != "" {
 		what += ": "
+	}
+	if gone := asGone(err); gone != nil {
+		return gone
 	}
 	switch {
 	case errors.Is(err, ErrKey):

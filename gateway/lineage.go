@@ -52,7 +52,8 @@ type lineage struct {
 	own     objstore.Store   // documents decrypted
 	here    []objstore.Store // by ancestor: copies in the clone's prefix
 	there   []objstore.Store // by ancestor: where the bodies lie while they are shared
-	holders []*holder        // the volumes that hold these, each once
+	held    []*holder        // by ancestor: the volume that holds these
+	holders []*holder        // the same, each once
 
 	detached atomic.Bool // the copies count
 }
@@ -73,6 +74,7 @@ func newLineage(s objstore.Store, url string, doc *metadata.VolumeDoc, keys *Key
 		born.ID = a.Volume
 		l.here = append(l.here, unlock(s, &born, keys))
 		l.there = append(l.there, unlock(p, &born, keys))
+		l.held = append(l.held, p)
 	}
 	return l
 }
@@ -140,10 +142,13 @@ func stripped(s objstore.Store) objstore.Store {
 func (l *lineage) shared(ctx context.Context, i int, read func(objstore.Store) error) error {
 	if !l.detached.Load() {
 		err := read(l.there[i])
-		if !errors.Is(err, objstore.ErrNotExist) && !errors.Is(err, errHolderGone) {
+		if !errors.Is(err, objstore.ErrNotExist) && !errors.Is(err, ErrParentGone) {
 			return err
 		}
 		if lerr := l.lookDetached(ctx); lerr != nil || !l.detached.Load() {
+			if gone := l.held[i].look(ctx); errors.Is(gone, ErrParentGone) {
+				return gone // since it was opened
+			}
 			return errors.Join(err, lerr)
 		}
 	}
@@ -220,9 +225,31 @@ func (l *lineage) listShared(ctx context.Context, prefix string, fn func(objstor
 	return nil
 }
 
-// errHolderGone: the volume that holds what a clone shares is not where it was. It
-// counts as damage where nothing else explains it.
-var errHolderGone = fmt.Errorf("%w: what it shares is gone", objstore.ErrDamaged)
+// goneError is ErrParentGone, and damage where nothing else explains it.
+type goneError struct {
+	clone string // its URL
+	a     metadata.Ancestor
+	why   string
+}
+
+func (e *goneError) Error() string {
+	return fmt.Sprintf("the parent of clone %s is gone: it shares with volume %s at %s, and %s; bring that volume back there (mount its disk, or copy its bucket back), since what the two share is nowhere else; if it is gone for good, `cistern destroy %s` deletes the clone",
+		e.clone, e.a.Place, e.a.URL, e.why, e.clone)
+}
+
+// asGone is the goneError in an error, without the name of whatever was to be read;
+// nil when there is none.
+func asGone(err error) error {
+	var g *goneError
+	if errors.As(err, &g) {
+		return g
+	}
+	return nil
+}
+
+func (e *goneError) Is(target error) bool {
+	return target == ErrParentGone || target == ErrDamaged || target == objstore.ErrDamaged
+}
 
 // holder is the prefix of another volume that holds bodies of a clone, opened when
 // it is needed first, and for reading only. Safe for concurrent use.
@@ -253,22 +280,39 @@ func (p *holder) store(ctx context.Context) (objstore.Store, error) {
 	}
 	s, err := p.open(ctx, p.a.URL)
 	if errors.Is(err, objstore.ErrNoBucket) {
-		return nil, fmt.Errorf("%w: %s shares with volume %s at %s: %w", errHolderGone, p.of, p.a.Place, p.a.URL, err)
+		return nil, p.gone("that bucket or directory does not exist")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open %s, with which %s shares: %w", p.a.URL, p.of, err)
 	}
-	doc, err := ReadVolumeDoc(ctx, s, p.a.URL)
-	switch {
-	case errors.Is(err, ErrNoVolume):
-		return nil, fmt.Errorf("%w: %s shares with volume %s, and there is no volume at %s any more", errHolderGone, p.of, p.a.Place, p.a.URL)
-	case err != nil:
+	if err := p.identify(ctx, s); err != nil {
 		return nil, err
-	case doc.ID != p.a.Place:
-		return nil, fmt.Errorf("%w: %s shares with volume %s, and volume %s is at %s now", errHolderGone, p.of, p.a.Place, doc.ID, p.a.URL)
 	}
 	p.s.Store(&s)
 	return s, nil
+}
+
+func (p *holder) gone(why string) error { return &goneError{clone: p.of, a: p.a, why: why} }
+
+// identify makes sure that a store has the volume that the clone means.
+func (p *holder) identify(ctx context.Context, s objstore.Store) error {
+	doc, err := ReadVolumeDoc(ctx, s, p.a.URL)
+	switch {
+	case errors.Is(err, ErrNoVolume), errors.Is(err, objstore.ErrNoBucket):
+		return p.gone("there is no volume there any more")
+	case err == nil && doc.ID != p.a.Place:
+		return p.gone("volume " + doc.ID + " is there now")
+	}
+	return err
+}
+
+// look says whether the volume is still there, for who misses something in it.
+func (p *holder) look(ctx context.Context) error {
+	s, err := p.store(ctx)
+	if err != nil {
+		return err
+	}
+	return p.identify(ctx, s)
 }
 
 // Get implements objstore.Store.

@@ -32,8 +32,11 @@ func (noCommit) Is(target error) bool { return target == ErrPoint || target == E
 func ResolvePoint(ctx context.Context, s objstore.Store, url, point string) (uint64, error) {
 	n, at, err := parsePoint(point, time.Now())
 	if err != nil && CheckSnapshotName(point) == nil {
-		x, err := FindSnapshot(ctx, s, url, point)
-		return x.Commit.N, err
+		x, ferr := FindSnapshot(ctx, s, url, point)
+		if errors.Is(ferr, ErrPoint) && looksLikePoint(point) {
+			ferr = fmt.Errorf("%w: %s@%s: %w", ErrPoint, url, point, err) // a time was meant
+		}
+		return x.Commit.N, ferr
 	}
 	if err != nil {
 		return 0, fmt.Errorf("%w: %s@%s: %w", ErrPoint, url, point, err)
@@ -78,7 +81,7 @@ func parsePoint(point string, now time.Time) (n uint64, at time.Time, err error)
 	}
 	at, err = time.Parse(time.RFC3339, point)
 	if err != nil {
-		return 0, now, fmt.Errorf("%q is neither a commit's number, nor a time like 2026-01-31T12:00:00Z, nor a time back like -15m, nor what a snapshot can be called", point)
+		return 0, now, fmt.Errorf("%q is neither a commit's number, nor a time like 2026-01-31T12:00:00Z, nor a time back like -15m, nor the name of a snapshot", point)
 	}
 	if at.Year() < 1970 || at.Year() > 2200 {
 		return 0, now, fmt.Errorf("the year %d is out of range", at.Year())

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cisternfs/cistern/cache"
 	"github.com/cisternfs/cistern/internal/extent"
+	"github.com/cisternfs/cistern/internal/vfs"
 	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
@@ -57,7 +58,8 @@ func openOnce(ctx context.Context, o Options) (*Volume, error) {
 	if err := v.open(ctx); err != nil {
 		v.giveBack(ctx, err)
 		v.cancel()
-		return nil, errors.Join(err, v.closeLocal(nil))
+		_, cerr := v.closeLocal(nil)
+		return nil, errors.Join(err, cerr)
 	}
 	return v, nil
 }
@@ -94,8 +96,11 @@ func (v *Volume) open(ctx context.Context) error {
 		return fmt.Errorf("state directory: %w", err)
 	}
 	lk, err := v.fs.Lock(filepath.Join(dir, "lock"))
+	if errors.Is(err, vfs.ErrLocked) {
+		return fmt.Errorf("state directory %s is in use by another mount or command: %w", dir, vfs.ErrLocked)
+	}
 	if err != nil {
-		return fmt.Errorf("state directory %s is in use by another mount or command: %w", dir, err)
+		return fmt.Errorf("state directory: %w", err)
 	}
 	v.stateLk = lk
 	seen, err := v.survey(ctx)
@@ -114,7 +119,7 @@ func (v *Volume) open(ctx context.Context) error {
 		return err
 	}
 	if v.owner.Aside {
-		if err := v.setAside(); err != nil {
+		if _, err := v.setAside(); err != nil {
 			return err
 		}
 	}
@@ -379,38 +384,39 @@ func (v *Volume) asideNext() error {
 }
 
 // setAside moves a journal that must not be redone here out of the way, and
-// with it the cache, whose files hold what its references point at.
-func (v *Volume) setAside() error {
+// with it the cache, whose files hold what its references point at. It returns
+// the directory that has them.
+func (v *Volume) setAside() (to string, err error) {
 	// The name is the same at every attempt, so that the two stay together.
 	name := v.owner.Journal
 	if name == "" {
 		name = fmt.Sprintf("unowned-%d", v.lease.doc.Epoch)
 	}
-	to := filepath.Join(v.opt.StateDir, "quarantine", name)
+	to = filepath.Join(v.opt.StateDir, "quarantine", name)
 	if err := makeDir(v.fs, to); err != nil {
-		return err
+		return "", err
 	}
 	for _, name := range []string{"journal", "cache", asideFileName} {
 		from := filepath.Join(v.opt.StateDir, name)
 		if _, err := v.fs.Stat(from); errors.Is(err, fs.ErrNotExist) {
 			continue // there is nothing to keep
 		} else if err != nil {
-			return fmt.Errorf("set %s aside: %w", from, err) // a new journal would take its place
+			return "", fmt.Errorf("set %s aside: %w", from, err) // a new journal would take its place
 		}
 		if _, err := v.fs.Stat(filepath.Join(to, name)); err == nil {
 			continue // moved by an earlier attempt, which began a new one
 		}
 		if err := v.fs.Rename(from, filepath.Join(to, name)); err != nil {
-			return fmt.Errorf("set %s aside: %w", from, err)
+			return "", fmt.Errorf("set %s aside: %w", from, err)
 		}
 	}
 	for _, d := range []string{to, v.opt.StateDir} {
 		if err := v.fs.SyncDir(d); err != nil {
-			return fmt.Errorf("sync %s: %w", d, err)
+			return "", fmt.Errorf("sync %s: %w", d, err)
 		}
 	}
 	v.log.Warn("journal and cache were set aside: `cistern salvage` shows what only they have, and brings it back as files", "state", v.opt.StateDir, "directory", to)
-	return nil
+	return to, nil
 }
 
 // dropUnknown removes the cache files of inodes below limit of which gone says

@@ -50,8 +50,11 @@ func periods() map[string]func(time.Time) string {
 }
 
 // ParseKeep reads keep rules: a number and a period each, as in "24 hourly, 7
-// daily, 4 weekly". ErrInvalid with the reason.
+// daily, 4 weekly", or "all", which is none. ErrInvalid with the reason.
 func ParseKeep(text string) (keep []metadata.KeepRule, err error) {
+	if strings.TrimSpace(text) == "all" {
+		return nil, nil
+	}
 	for part := range strings.SplitSeq(text, ",") {
 		f := strings.Fields(part)
 		n := 0
@@ -110,7 +113,7 @@ func keepWhich(keep []metadata.KeepRule, when []time.Time) []bool {
 }
 
 func checkSchedule(s *Schedule) error {
-	if err := CheckSnapshotName(s.Name); err != nil {
+	if err := CheckNewName(s.Name); err != nil {
 		return err
 	}
 	if len(s.Name) > maxScheduleName {

@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/cisternfs/cistern/internal/config"
 	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 )
@@ -69,7 +70,8 @@ var ErrNameTaken = errors.New("name is taken")
 const reservedName = "follow"
 
 // CheckSnapshotName returns ErrInvalid with the reason when a name can't be a
-// snapshot's: it must not be taken for a commit's number or a time.
+// snapshot's: it must not be taken for a commit's number or a time. What an older
+// release allowed is still found: see CheckNewName.
 func CheckSnapshotName(name string) error {
 	why := ""
 	switch {
@@ -77,6 +79,8 @@ func CheckSnapshotName(name string) error {
 		why = "it is empty"
 	case len(name) > maxSnapshotName:
 		why = fmt.Sprintf("it has %d bytes, %d are possible", len(name), maxSnapshotName)
+	case strings.HasPrefix(name, "-") && looksLikePoint(name[1:]):
+		why = "it would be a time back from now: let it begin with a letter"
 	case !regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`).MatchString(name):
 		why = "it must be of letters, digits, dots, dashes and underscores, a letter or digit first"
 	case regexp.MustCompile(`^[0-9]+$`).MatchString(name):
@@ -86,6 +90,33 @@ func CheckSnapshotName(name string) error {
 	case name == reservedName:
 		why = "the name is taken for mounts that follow the writer"
 	}
+	return badName(name, why)
+}
+
+// CheckNewName is CheckSnapshotName for a snapshot or schedule that is made now,
+// whose name must not even look like a point: 2026-x would be read as a time
+// that is mistyped, and 15m as -15m without its dash.
+func CheckNewName(name string) error {
+	if err := CheckSnapshotName(name); err != nil {
+		return err
+	}
+	if looksLikePoint(name) {
+		return badName(name, "it looks like a time: let it begin with a letter")
+	}
+	return nil
+}
+
+// looksLikePoint says whether who reads a name takes it for the beginning of a date,
+// or for a length of time.
+func looksLikePoint(name string) bool {
+	if regexp.MustCompile(`^[0-9]{4}[-T:.]`).MatchString(name) {
+		return true
+	}
+	_, err := config.ParseLength(name)
+	return err == nil
+}
+
+func badName(name, why string) error {
 	if why == "" {
 		return nil
 	}
@@ -112,7 +143,11 @@ func checkTag(key, value string) error {
 }
 
 func (o *SnapshotOptions) check() error {
-	if err := CheckSnapshotName(o.Name); err != nil {
+	check := CheckNewName
+	if o.Tags[ScheduleTag] != "" {
+		check = CheckSnapshotName // a schedule's name may be older than the rule
+	}
+	if err := check(o.Name); err != nil {
 		return err
 	}
 	if len(o.Tags) > maxTags {

@@ -43,7 +43,7 @@ func (l *lab) named(t *testing.T, name string) (list []SnapshotInfo) {
 
 func TestCheckSnapshotName_GoodAndBad(t *testing.T) {
 	for _, name := range []string{"a", "Before-upgrade_2.1", "7-before", "2026", "hourly-2026-11-30", strings.Repeat("x", 100)} {
-		if err := CheckSnapshotName(name); err != nil && name != "2026" {
+		if err := CheckNewName(name); err != nil && name != "2026" {
 			t.Errorf("%s: %v", name, err)
 		}
 		if got := metadata.PinKey(name, "r"); got != "pins/"+name+"~r.json" {
@@ -56,6 +56,44 @@ func TestCheckSnapshotName_GoodAndBad(t *testing.T) {
 			t.Errorf("%q is a name and a point, too", name)
 		}
 	}
+	// What was allowed once is found, and not made again.
+	for _, name := range []string{"2026-x", "2026-11", "1999-", "2026T10", "15m", "7d", "1w2d"} {
+		if err := CheckSnapshotName(name); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		wantErr(t, CheckNewName(name), ErrInvalid)
+	}
+}
+
+// A snapshot or schedule with a name that looks like a time is refused; one that is
+// there is found, and a schedule of such a name goes on.
+func TestSnapshot_NameLikeATime_OnlyWhereItIsThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 3, 8192)
+		v := l.mustMount(nil)
+		for _, name := range []string{"2026-x", "15m"} {
+			o := l.snapshot(l.bucket, name, 0)
+			_, err := CreateSnapshot(bg, o)
+			wantErr(t, err, ErrInvalid)
+			wantErr(t, SetSchedule(bg, l.bucket, Schedule{Name: name, Every: int64(time.Hour)}, l), ErrInvalid)
+			_, err = ResolvePoint(bg, l.bucket, "mem://lab", name)
+			if !errors.Is(err, ErrPoint) || !strings.Contains(err.Error(), "a time like 2026-01-31T12:00:00Z") {
+				t.Errorf("@%s: %v", name, err)
+			}
+			o.Tags = map[string]string{ScheduleTag: name}
+			x, err := createSnapshot(bg, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n, err := ResolvePoint(bg, l.bucket, "mem://lab", name); err != nil || n != x.Commit.N {
+				t.Errorf("@%s: %d, %v, want %d", name, n, err, x.Commit.N)
+			}
+			if _, err := DeleteSnapshot(bg, l.bucket, "mem://lab", name); err != nil {
+				t.Error(err)
+			}
+		}
+		mustClose(t, v)
+	})
 }
 
 func TestCreateSnapshot_KeepsItsCommitUntilDeleted(t *testing.T) {

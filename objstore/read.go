@@ -77,6 +77,14 @@ func ReadAll(ctx context.Context, s Store, key string, maxBytes int64) ([]byte, 
 	return p[:n:n], info, nil
 }
 
+// listError says what was listed, unless err does.
+func listError(prefix string, err error) error {
+	if strings.Contains(err.Error(), "list ") || Names(err, prefix) {
+		return err
+	}
+	return fmt.Errorf("list %q: %w", prefix, err)
+}
+
 // ListAll calls fn for every key that begins with prefix and sorts after
 // startAfter, in ascending byte order, page by page. It stops at the first
 // error of the store or of fn and returns it. A store that lists out of order
@@ -85,7 +93,7 @@ func ListAll(ctx context.Context, s Store, prefix, startAfter string, fn func(In
 	for {
 		page, err := s.List(ctx, prefix, startAfter, MaxList)
 		if err != nil {
-			return fmt.Errorf("list %q after %q: %w", prefix, startAfter, err)
+			return listError(prefix, err)
 		}
 		for _, info := range page {
 			if info.Key <= startAfter || !strings.HasPrefix(info.Key, prefix) {

@@ -99,6 +99,14 @@ func filesAPI(mux *http.ServeMux, h control.Handlers, s calls) {
 		}
 		return true, s.mkdir(r.Context(), name, o)
 	}))
+	mux.Handle("POST /v1/symlink", h.Call(func(r *http.Request) (any, error) {
+		q := queryOf(r)
+		name, target, o := q.path(), q.Get("target"), q.putOptions()
+		if q.err != nil {
+			return nil, q.err
+		}
+		return true, s.symlink(r.Context(), name, target, o)
+	}))
 	mux.Handle("DELETE /v1/file", h.Call(func(r *http.Request) (any, error) {
 		q := queryOf(r)
 		name, recursive := q.path(), q.bool("recursive")

@@ -325,6 +325,9 @@ for 10 seconds, it leaves the rest in the journal and exits with 5.`,
 			return err
 		}
 		last, err := a.shutdown(ctx, owner, noWait)
+		if err != nil && ctx.Err() != nil {
+			return fmt.Errorf("interrupted: the relay of %s goes on to end, and commits what is left", args[0])
+		}
 		if err != nil {
 			return err
 		}

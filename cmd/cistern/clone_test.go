@@ -210,8 +210,57 @@ func TestApp_Clone_ParentGone_SaysSo(t *testing.T) {
 	p.stdin = "x"
 	p.must("put", p.url(), "-", "file")
 	p.must("clone", p.url(), p.at("one"))
+	p.must("clone", p.at("one"), p.at("two"))
+	id := decode[volumeStatus](t, p.must("status", "--json", p.url())).Volume
+	aside := p.path("aside")
+	if err := os.Rename(p.path("bucket"), aside); err != nil {
+		t.Fatal(err)
+	}
+	gone := func(why string) {
+		t.Helper()
+		for _, clone := range []string{"one", "two"} {
+			u := p.at(clone)
+			want := "the parent of clone " + u + " is gone: it shares with volume " + id + " at " + p.url() + ", and " + why +
+				"; bring that volume back there (mount its disk, or copy its bucket back), since what the two share is nowhere else; if it is gone for good, `cistern destroy " + u + "` deletes the clone\n"
+			for _, args := range [][]string{{"cat", u, "file"}, {"get", u, "file", p.path("out")}, {"ls", u}, {"clone", u, "--to", p.path("to " + clone)}} {
+				p.fails(exitDamaged, want, args...)
+			}
+			if _, _, errs := p.run("cat", u, "file"); strings.Contains(errs, "damage") || strings.Count(errs, "objects/") > 0 {
+				t.Errorf("cat says %s", errs)
+			}
+		}
+	}
+	gone("that bucket or directory does not exist")
+	p.must("format", p.url())
+	gone("volume " + decode[volumeStatus](t, p.must("status", "--json", p.url())).Volume + " is there now")
+	p.must("destroy", "--yes", p.url())
+	gone("there is no volume there any more")
+	if err := errors.Join(os.RemoveAll(p.path("bucket")), os.Rename(aside, p.path("bucket"))); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.must("cat", p.at("two"), "file"); got != "x" {
+		t.Errorf("with the parent back: %q", got)
+	}
 	p.must("destroy", "--yes", "--force", p.url())
-	p.fails(4, "shares with volume", "cat", p.at("one"), "file")
+	gone("there is no volume there any more")
+	p.must("destroy", "--yes", p.at("two"))
+	p.must("destroy", "--yes", p.at("one"))
+}
+
+// A clone that was opened while its parent was there says so, too, when it misses
+// something.
+func TestMount_Clone_ParentGoes_SaysSo(t *testing.T) {
+	p, mnt := mountPlace(t)
+	p.stdin = string(random(100))
+	p.must("put", p.url(), "-", "file")
+	p.stdin = string(random(100))
+	p.must("put", p.url(), "-", "other")
+	p.must("clone", p.url(), p.at("one"))
+	p.mustBinary("mount", p.at("one"), mnt, "--state", p.path("state"))
+	p.must("cat", mnt, "other") // the parent's store is open
+	p.must("destroy", "--yes", "--force", p.url())
+	p.fails(exitDamaged, "the parent of clone "+p.at("one")+" is gone", "cat", mnt, "file")
+	p.endMount(mnt)
 }
 
 // A destroy that could not take the pins out of the parent goes on later, and then

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -117,4 +120,78 @@ func TestApp_Clone_To_DeletesNothingElse(t *testing.T) {
 		t.Errorf("the copy holds %v, %v", list, err)
 	}
 	p.must("check", "--data", p.url())
+}
+
+// newTerminal returns a terminal to write to, and what ends it and returns all that was
+// written.
+func newTerminal(t *testing.T) (screen *os.File, shown func() string) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { master.Close() }) // it has been read to its end
+	fd := int(master.Fd())
+	n, err := unix.IoctlGetUint32(fd, unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		err = unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 120})
+	}
+	if err == nil {
+		screen, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan string, 1)
+	go func() {
+		all, _ := io.ReadAll(master) // EIO when the other side is closed
+		read <- string(all)
+	}()
+	return screen, func() string {
+		if err := screen.Close(); err != nil {
+			t.Error(err)
+		}
+		return <-read
+	}
+}
+
+// Copies show a bar on a terminal, as all long work does, or the lines of --progress.
+func TestApp_Clone_Bar_OnATerminal(t *testing.T) {
+	p := newPlace(t)
+	u := p.url()
+	p.must("format", u)
+	p.write("src/file", random(3<<20))
+	p.must("put", u, p.path("src"), "src")
+	p.must("clone", u, p.at("shared"))
+	run := func(terminal bool, args ...string) string {
+		t.Helper()
+		var out bytes.Buffer
+		screen, shown := newTerminal(t)
+		a := &app{stdin: strings.NewReader(""), stdout: &out, stderr: screen, terminal: terminal, base: p.path("base"), lookup: func(string) (string, bool) { return "", false }}
+		status := a.run(t.Context(), args)
+		errs := shown()
+		if status != exitDone {
+			t.Fatalf("%v: %d, %s", args, status, errs)
+		}
+		return errs
+	}
+	for name, args := range map[string][]string{
+		"to": {"clone", u, "--to", p.path("to")}, "copy": {"clone", u, p.at("copied"), "--copy"}, "detach": {"clone", "--detach", p.at("shared")},
+	} {
+		if errs := run(true, args...); !strings.Contains(errs, "copying ") {
+			t.Errorf("%s on a terminal: %q", name, errs)
+		}
+	}
+	if errs := run(true, "clone", u, "--to", p.path("to"), "--replace"); !strings.Contains(errs, "deleting ") || !strings.Contains(errs, "copying ") {
+		t.Errorf("--replace on a terminal: %q", errs)
+	}
+	if errs := run(true, "clone", u, "--to", p.path("lines"), "--progress"); strings.Contains(errs, "copying ") || !strings.Contains(errs, "FILE COPY: completed") {
+		t.Errorf("--progress on a terminal: %q", errs)
+	}
+	if errs := run(false, "clone", u, "--to", p.path("quiet")); errs != "" {
+		t.Errorf("elsewhere: %q", errs)
+	}
 }

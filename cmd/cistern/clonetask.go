@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cisternfs/cistern/internal/progress"
 	"github.com/cisternfs/cistern/internal/vfs"
 )
 
@@ -87,8 +88,8 @@ const (
 	cloneStateDir = "clones"
 )
 
-// cloneTask keeps the status of one clone: in a file, and for --progress on
-// standard error. Safe for concurrent use.
+// cloneTask keeps the status of one clone: in a file, and on standard error, as a bar
+// on a terminal or in lines for --progress. Safe for concurrent use.
 type cloneTask struct {
 	a    *app
 	dir  string
@@ -99,6 +100,7 @@ type cloneTask struct {
 	s     cloneStatus
 	saved time.Time
 	told  time.Time
+	bar   *progress.Bar // of the stage that runs; nil for none
 }
 
 // startClone begins the record of a clone. why names the stages that don't apply.
@@ -181,7 +183,9 @@ func (t *cloneTask) run(name string, f func() error) error {
 		now := time.Now().UTC()
 		s.State, s.Started = stateRunning, &now
 	})
+	end := t.show(name)
 	err := f()
+	end(err == nil)
 	t.change(name, func(s *cloneStage) {
 		now := time.Now().UTC()
 		s.Ended, s.State = &now, stateCompleted
@@ -190,6 +194,31 @@ func (t *cloneTask) run(name string, f func() error) error {
 		}
 	})
 	return err
+}
+
+// show begins the bar of a stage that takes long, and returns what ends it.
+func (t *cloneTask) show(name string) (end func(finished bool)) {
+	var bar *progress.Bar
+	switch {
+	case t.tell:
+	case name == stageFiles:
+		bar = progress.Start(t.a.stderr, t.a.terminal, "copying", 0)
+	case name == stageDrop:
+		bar = progress.StartCount(t.a.stderr, t.a.terminal, "deleting")
+	}
+	if bar == nil {
+		return func(bool) {}
+	}
+	set := func(b *progress.Bar) {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.bar = b
+	}
+	set(bar)
+	return func(finished bool) {
+		set(nil)
+		bar.Done(finished)
+	}
 }
 
 // change changes a stage and saves.
@@ -208,6 +237,13 @@ func (t *cloneTask) moved(name string, f func(s *cloneStage)) {
 	defer t.mu.Unlock()
 	s := t.s.stage(name)
 	f(s)
+	switch {
+	case t.bar == nil:
+	case s.Bytes > 0:
+		t.bar.Set(s.Done, s.Bytes)
+	case name == stageDrop:
+		t.bar.Set(s.Finished, s.Things)
+	}
 	if time.Since(t.saved) >= cloneSaved {
 		t.save()
 		t.say(s, false)

@@ -153,7 +153,7 @@ func (s *storageManager) setDBRoots(v string) error {
 	return nil
 }
 
-// readStorageManager reads the configuration file as storagemanager.cnf. What is
+// readStorageManager reads the configuration file as storagemanager.cnf. All that is
 // wrong in any of its sections is an error that names section, key, value and reason.
 func (a *app) readStorageManager() (*storageManager, error) {
 	f, err := a.readConfig()
@@ -162,12 +162,16 @@ func (a *app) readStorageManager() (*storageManager, error) {
 	}
 	s := smDefaults()
 	s.file = f.path
+	var wrong problems
 	sections := map[string]map[string]string{}
-	for section, keys := range map[string][]string{sectionStorage: storageKeys(), sectionLocal: localKeys(), sectionCache: cacheKeys(), sectionCistern: cisternKeys()} {
-		if sections[section], err = a.sectionSettings(section, keys); err != nil {
-			return nil, err
-		}
+	for _, x := range []struct {
+		name string
+		keys []string
+	}{{sectionStorage, storageKeys()}, {sectionLocal, localKeys()}, {sectionCache, cacheKeys()}, {sectionCistern, cisternKeys()}} {
+		sections[x.name], err = a.sectionSettings(x.name, x.keys)
+		wrong.add(err)
 	}
+	before := len(wrong.list)
 	for _, k := range smSettings() {
 		value, ok := sections[k.section][k.key]
 		if !ok {
@@ -180,26 +184,18 @@ func (a *app) readStorageManager() (*storageManager, error) {
 			err = k.set(s, value)
 		}
 		if err != nil {
-			return nil, a.settingError(k.section, k.key, value, err)
+			wrong.add(a.settingError(k.section, k.key, value, err))
 		}
 	}
-	if s.given[sectionCache+"/cache_size"] && s.cache.Bytes < 2*s.object.Bytes {
-		return nil, usage(fmt.Errorf("%s: [%s] cache_size = %q: it must hold two objects of object_size = %s at least", s.file, sectionCache, sections[sectionCache]["cache_size"], s.object.String()))
+	if len(wrong.list) == before && s.given[sectionCache+"/cache_size"] && s.cache.Bytes < 2*s.object.Bytes {
+		wrong.add(fmt.Errorf("%s: [%s] cache_size = %q: it must hold two objects of object_size = %s at least", s.file, sectionCache, sections[sectionCache]["cache_size"], s.object.String()))
 	}
-	s3, err := a.checkS3Section()
-	if err != nil {
+	s3, err := a.readS3Section()
+	wrong.add(err)
+	if err := wrong.err(); err != nil {
 		return nil, err
 	}
 	s.bucket, s.keyPrefix = s3.bucket, s3.prefix
-	return s, nil
-}
-
-// checkS3Section reads the section [S3] without opening anything.
-func (a *app) checkS3Section() (*s3Settings, error) {
-	s, err := a.readS3Section()
-	if err != nil {
-		return nil, usage(err)
-	}
 	return s, nil
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"strings"
 
@@ -15,6 +16,7 @@ func completions(root *cobra.Command) {
 	if c, _, err := root.Find([]string{"completion"}); err == nil {
 		c.Args, c.RunE = root.Args, func(c *cobra.Command, _ []string) error { return c.Help() }
 	}
+	helpFails(root)
 	for _, c := range root.Commands() {
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			var values []string
@@ -32,6 +34,31 @@ func completions(root *cobra.Command) {
 		if word, _, _ := strings.Cut(strings.TrimPrefix(c.Use, c.Name()+" "), " "); c.ValidArgsFunction == nil && firstIsVolume(c.Name(), word) {
 			c.ValidArgsFunction = completeVolume
 		}
+	}
+}
+
+// helpFails makes `help` fail for a command that there is not: cobra's own tells of it
+// and succeeds.
+func helpFails(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	c, _, err := root.Find([]string{"help"})
+	if err != nil {
+		return // there is none whose answer could be wrong
+	}
+	c.Run, c.RunE = nil, func(c *cobra.Command, args []string) error {
+		of, rest, err := root.Find(args)
+		if err == nil && len(rest) == 0 {
+			of.InitDefaultHelpFlag() // so that the help lists it
+			return of.Help()
+		}
+		if len(rest) == 0 {
+			rest = args
+		}
+		within := root
+		if of != nil {
+			within = of
+		}
+		return badUsage(c, fmt.Errorf("%s has no command %q", within.CommandPath(), rest[0]))
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -20,8 +21,8 @@ func (a *app) configCommand() *cobra.Command {
 	check := &cobra.Command{
 		Use: "check [file]", Short: "Say what is wrong in a configuration file", Args: cobra.MaximumNArgs(1),
 		Long: `Reads every section of a configuration file, ColumnStore's storagemanager.cnf
-among them, as commands will, and says what is wrong, with section, key, value
-and reason; exit status 2 then. It tells which keys have no effect, and why.`,
+among them, as commands will, and says all that is wrong, a line each with section,
+key, value and reason; exit status 2 then. It tells which keys have no effect, and why.`,
 	}
 	show := &cobra.Command{
 		Use: "show [file]", Short: "Show what a configuration file comes to", Args: cobra.MaximumNArgs(1),
@@ -76,7 +77,7 @@ func (a *app) configCheck(args []string) error {
 		return err
 	}
 	if err := a.checkFile(f); err != nil {
-		return err
+		return a.tellEach(err)
 	}
 	raw, err := config.Raw(f.path, f.text)
 	if err != nil {
@@ -95,7 +96,16 @@ func (a *app) configCheck(args []string) error {
 	return a.say("%s is right", f.path)
 }
 
-// checkFile reads every section as the commands do that need it.
+// tellEach tells everything that is wrong in a line of its own.
+func (a *app) tellEach(err error) error {
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		a.note("%s", plainWords(line))
+	}
+	return said(exitStatus(err))
+}
+
+// checkFile reads every section as the commands do that need it, and joins all that
+// is wrong.
 func (a *app) checkFile(f *configFile) error {
 	o := newMountOptions()
 	flags := pflag.NewFlagSet("mount", pflag.ContinueOnError)
@@ -107,21 +117,45 @@ func (a *app) checkFile(f *configFile) error {
 		}
 		return a.lookup(name)
 	}
-	if err := config.Apply(flags, lookup, f.path, f.text, "mount", notSettings()...); err != nil {
-		return usage(err)
-	}
+	var wrong problems
+	wrong.add(config.Apply(flags, lookup, f.path, f.text, "mount", notSettings()...))
 	relay := a.binlogRelayCommand()
-	if err := config.Apply(relay.Flags(), lookup, f.path, f.text, "relay", notSettings()...); err != nil {
-		return usage(err)
+	wrong.add(config.Apply(relay.Flags(), lookup, f.path, f.text, "relay", notSettings()...))
+	_, err := a.readStorageManager()
+	wrong.add(err)
+	wrong.add(a.checkS3Whole(f))
+	wrong.add(a.checkGCSWhole(f))
+	_, err = a.sectionSettings(sectionEncryption, []string{"key_file"})
+	wrong.add(err)
+	return wrong.err()
+}
+
+// checkS3Whole finds what in the section [S3] does not go together; values that are
+// wrong by themselves are as if they were left out.
+func (a *app) checkS3Whole(f *configFile) error {
+	s, _ := a.readS3Section() // readStorageManager tells of the error
+	s.o.Bucket = cmp.Or(s.bucket, "any")
+	if err := s.complete(); err != nil {
+		return fmt.Errorf("%s: [%s]: %w", f.path, sectionS3, err)
 	}
-	if _, err := a.readStorageManager(); err != nil {
-		return err
+	if err := s.o.Validate(); err != nil {
+		return fmt.Errorf("%s: [%s]: %w", f.path, sectionS3, err)
 	}
-	if _, err := a.sectionSettings(sectionGCS, gcsKeys()); err != nil {
-		return err
+	return nil
+}
+
+// checkGCSWhole is checkS3Whole for the section [GCS], each value by itself included.
+func (a *app) checkGCSWhole(f *configFile) error {
+	set, err := a.sectionSettings(sectionGCS, gcsKeys())
+	var wrong problems
+	wrong.add(err)
+	o, err := a.gcsValues(set)
+	wrong.add(err)
+	o.Bucket = cmp.Or(set["bucket"], "any")
+	if err := o.Validate(); err != nil {
+		wrong.add(fmt.Errorf("%s: [%s]: %w", f.path, sectionGCS, err))
 	}
-	_, err := a.sectionSettings(sectionEncryption, []string{"key_file"})
-	return err
+	return wrong.err()
 }
 
 // shownSetting is one line of `config show`.
@@ -138,7 +172,7 @@ func (a *app) configShow(args []string, asJSON bool) error {
 		return err
 	}
 	if err := a.checkFile(f); err != nil {
-		return err
+		return a.tellEach(err)
 	}
 	list, err := a.effective(f)
 	if err != nil {
@@ -236,7 +270,7 @@ func (a *app) configConvert(args []string) error {
 		return err
 	}
 	if err := a.checkFile(f); err != nil {
-		return err
+		return a.tellEach(err)
 	}
 	sm, err := a.readStorageManager()
 	if err != nil {

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cisternfs/cistern/internal/config"
@@ -40,22 +42,44 @@ func (a *app) readConfig() (*configFile, error) {
 }
 
 // sectionSettings returns a section's settings: the environment's
-// CISTERN_<SECTION>_<KEY> beats the file. keys are those that there are.
+// CISTERN_<SECTION>_<KEY> beats the file. keys are those that there are. The error
+// joins all that is wrong; the settings are those in which nothing is.
 func (a *app) sectionSettings(section string, keys []string) (map[string]string, error) {
 	f, err := a.readConfig()
 	if err != nil {
 		return nil, err
 	}
 	set, err := config.Section(f.path, f.text, section, keys, a.lookup)
-	if err != nil {
-		return nil, usage(err)
-	}
 	for _, key := range keys {
 		if v, ok := a.lookup(envOf(section, key)); ok {
 			set[key] = v
 		}
 	}
-	return set, nil
+	return set, usage(err)
+}
+
+// problems collects what is wrong in a configuration, each thing once: several
+// readers of a file meet the same. The zero value is none.
+type problems struct{ list []string }
+
+// add adds an error, or each of those that are joined in it.
+func (p *problems) add(err error) {
+	if err == nil {
+		return
+	}
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		if !slices.Contains(p.list, line) {
+			p.list = append(p.list, line)
+		}
+	}
+}
+
+// err is nil when nothing is wrong.
+func (p *problems) err() error {
+	if len(p.list) == 0 {
+		return nil
+	}
+	return usage(errors.New(strings.Join(p.list, "\n")))
 }
 
 // envOf is the variable that beats a setting of the file.

@@ -29,7 +29,15 @@ func paths(args []string) ([]string, error) {
 
 // reads runs a command that reads paths of a volume.
 func (a *app) reads(c *cobra.Command, f func(ctx context.Context, s service, names []string) error) *cobra.Command {
+	return a.readsAfter(c, func() error { return nil }, f)
+}
+
+// readsAfter is reads with a look at the flags before the volume is opened.
+func (a *app) readsAfter(c *cobra.Command, check func() error, f func(ctx context.Context, s service, names []string) error) *cobra.Command {
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
+		if err := check(); err != nil {
+			return usage(err)
+		}
 		names, err := paths(args[1:])
 		if err != nil {
 			return err
@@ -49,7 +57,7 @@ func (a *app) lsCommand() *cobra.Command {
 	c.Flags().BoolVarP(&long, "long", "l", false, "modes, owners, sizes, allocated bytes, times")
 	c.Flags().BoolVarP(&o.recursive, "recursive", "R", false, "all below, too")
 	c.Flags().BoolVarP(&self, "directory", "d", false, "directories themselves instead of what is in them")
-	c.Flags().BoolVar(&o.slots, "slots", false, "how the last commit stores each file; with -l or --json")
+	c.Flags().BoolVar(&o.slots, "slots", false, "how the last commit stores each file; implies -l")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.reads(c, func(ctx context.Context, s service, names []string) error {
 		all := []entry{}
@@ -58,7 +66,7 @@ func (a *app) lsCommand() *cobra.Command {
 				all = append(all, e)
 				return nil
 			}
-			return a.showEntry(e, long)
+			return a.showEntry(e, long || o.slots)
 		}
 		var failed error
 		for _, name := range names {
@@ -197,7 +205,13 @@ func (a *app) catCommand() *cobra.Command {
 	c := &cobra.Command{Use: "cat <vol>[@commit] <path…>", Short: "Write files of a volume to standard output", Args: cobra.MinimumNArgs(2)}
 	c.Flags().Int64Var(&off, "offset", 0, "where to begin, in bytes")
 	c.Flags().Int64Var(&length, "length", -1, "how many bytes; -1 means to the end")
-	return a.reads(c, func(ctx context.Context, s service, names []string) error {
+	check := func() error {
+		if off < 0 || length < -1 {
+			return fmt.Errorf("--offset %d --length %d: must not be negative, but for the length -1, which means to the end", off, length)
+		}
+		return nil
+	}
+	return a.readsAfter(c, check, func(ctx context.Context, s service, names []string) error {
 		for _, name := range names {
 			if err := s.read(ctx, name, off, length, a.stdout); err != nil {
 				return err
@@ -223,7 +237,13 @@ func (a *app) duCommand() *cobra.Command {
 	c.Flags().IntVarP(&depth, "depth", "d", 1, "how far down directories get lines of their own")
 	c.Flags().BoolVar(&slots, "slots", false, "how the last commit stores them")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
-	return a.reads(c, func(ctx context.Context, s service, names []string) error {
+	check := func() error {
+		if depth < 0 {
+			return fmt.Errorf("--depth %d: must not be negative", depth)
+		}
+		return nil
+	}
+	return a.readsAfter(c, check, func(ctx context.Context, s service, names []string) error {
 		var all []usedBy
 		for _, name := range names {
 			lines, err := diskUsage(ctx, s, name, depth, slots)

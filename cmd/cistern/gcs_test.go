@@ -68,7 +68,7 @@ func TestGCS_BadSettings_NameKeyAndReason(t *testing.T) {
 		lines, want string
 	}{
 		{"colour = red", "[GCS] colour: there is no such setting"},
-		{"anonymous = perhaps", "GCS setting anonymous: choose"},
+		{"anonymous = perhaps", "[GCS] anonymous = \"perhaps\": choose"},
 		{"bucket = other", "are for bucket other"},
 		{"prefix = other", "are for the prefix other"},
 		{"endpoint = localhost:4443", "endpoint \"localhost:4443\""},

@@ -23,16 +23,24 @@ import (
 
 func (a *app) getCommand() *cobra.Command {
 	var parallel int
+	var skip bool
 	c := &cobra.Command{
 		Use: "get <vol>[@point] <path> [local file or directory, or -]", Short: "Copy files out of a volume", Args: cobra.RangeArgs(2, 3),
 		Long: `Copies a file, or a directory with all below it, out of a volume: to a name in
 the current directory, to the local path that is given, or to standard output
 (-). Each file appears under its name when it is there to its end. Of a
-directory, several files are copied at a time, and the first error ends all.`,
+directory, several files are copied at a time, and the first error ends all.
+
+Symbolic links are made as they are, modes and times of change of files are kept;
+what is made belongs to who runs the command (` + "`cistern export` keeps owners, and\n`cistern clone --to` keeps all" + `), and each name of a file with several becomes a
+file of its own. Devices and pipes can't be got: they are named, and the exit
+status is 1 at the end unless --skip-special says that they may be left out. A
+socket holds nothing and is left out.`,
 		Example: `  cistern get s3://backups/db full.xb - | mbstream -x -C /srv/restored
   cistern get s3://backups/db@before-upgrade shop /srv/restored`,
 	}
 	c.Flags().IntVar(&parallel, "concurrency", getParallel, fmt.Sprintf("files of a directory that are copied at a time, 1 to %d", maxGetParallel))
+	c.Flags().BoolVar(&skip, "skip-special", false, skipSpecialHelp)
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		if parallel < 1 || parallel > maxGetParallel {
 			return usage(fmt.Errorf("--concurrency %d: must be 1 to %d", parallel, maxGetParallel))
@@ -49,7 +57,7 @@ directory, several files are copied at a time, and the first error ends all.`,
 		if len(args) == 3 {
 			to = args[2]
 		}
-		g := &getter{a: a, s: s, parallel: parallel}
+		g := &getter{a: a, s: s, parallel: parallel, special: specials{a: a, skip: skip}}
 		return finish(ctx, s, g.run(ctx, name, to))
 	})
 }
@@ -68,6 +76,7 @@ type getter struct {
 	all      bool
 	parallel int           // files of a directory at a time
 	bar      *progress.Bar // of the directory; nil for a single file
+	special  specials      // what of it is left out
 	dirs     []gotDir      // of an export: parents before what is in them
 
 	mu           sync.Mutex // guards what follows, and lines about files
@@ -83,10 +92,10 @@ type gotDir struct {
 func (g *getter) run(ctx context.Context, name, to string) error {
 	e, err := g.s.stat(ctx, name, false)
 	if err != nil {
-		return err
+		return thereError(err)
 	}
 	if to == "-" {
-		return g.s.read(ctx, name, 0, -1, g.a.stdout)
+		return thereError(g.s.read(ctx, name, 0, -1, g.a.stdout))
 	}
 	base := path.Base(name)
 	if name == "" {
@@ -101,7 +110,7 @@ func (g *getter) run(ctx context.Context, name, to string) error {
 		to = filepath.Join(to, base)
 	}
 	if !e.dir() {
-		if err := g.node(ctx, e, to); err != nil {
+		if err := errors.Join(g.node(ctx, e, to), g.special.err()); err != nil {
 			return err
 		}
 		return syncDir(filepath.Dir(to))
@@ -113,11 +122,11 @@ func (g *getter) run(ctx context.Context, name, to string) error {
 func syncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
-		return localError(dir, err)
+		return hereError(dir, err)
 	}
 	defer f.Close() // it was synced
 	if err := f.Sync(); err != nil {
-		return localError(dir, err)
+		return hereError(dir, err)
 	}
 	return nil
 }
@@ -145,7 +154,7 @@ func (g *getter) dir(ctx context.Context, top entry, name, to string) error {
 	}
 	made, err := os.Open(to)
 	if err != nil {
-		return localError(to, err)
+		return hereError(to, err)
 	}
 	defer made.Close() // only read
 	total, err := g.total(ctx, name)
@@ -156,7 +165,7 @@ func (g *getter) dir(ctx context.Context, top entry, name, to string) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(g.parallel + 1)
 	group.Go(func() error {
-		return g.s.list(ctx, name, listOptions{recursive: true}, func(e entry) error {
+		return thereError(g.s.list(ctx, name, listOptions{recursive: true}, func(e entry) error {
 			rel := strings.TrimPrefix(strings.TrimPrefix(string(e.Path), name), "/")
 			local := filepath.Join(to, filepath.FromSlash(rel))
 			if !e.regular() {
@@ -169,7 +178,7 @@ func (g *getter) dir(ctx context.Context, top entry, name, to string) error {
 				return g.file(ctx, e, local)
 			})
 			return nil
-		})
+		}))
 	})
 	err = group.Wait()
 	if err == nil {
@@ -177,10 +186,13 @@ func (g *getter) dir(ctx context.Context, top entry, name, to string) error {
 	}
 	if err == nil {
 		if serr := unix.Syncfs(int(made.Fd())); serr != nil {
-			err = localError(to, serr)
+			err = hereError(to, serr)
 		}
 	}
 	g.bar.Done(err == nil)
+	if err == nil {
+		err = g.special.err()
+	}
 	if err != nil || g.all {
 		return err
 	}
@@ -198,7 +210,7 @@ func (g *getter) total(ctx context.Context, name string) (sum int64, err error) 
 		}
 		return nil
 	})
-	return sum, err
+	return sum, thereError(err)
 }
 
 func makeDir(dir string, mode uint32) error {
@@ -209,7 +221,7 @@ func makeDir(dir string, mode uint32) error {
 		}
 	}
 	if err != nil {
-		return localError(dir, err)
+		return hereError(dir, err)
 	}
 	return nil
 }
@@ -223,7 +235,7 @@ func (g *getter) node(ctx context.Context, e entry, to string) error {
 	case syscall.S_IFREG:
 		return g.file(ctx, e, to)
 	}
-	g.a.note("/%s is neither a file, a directory nor a link and is left out", e.Path.shown())
+	g.special.leave("/"+e.Path.shown(), e.Mode&syscall.S_IFMT == syscall.S_IFSOCK)
 	return nil
 }
 
@@ -244,7 +256,7 @@ func (g *getter) directories() error {
 			func() error { return os.Chtimes(d.to, d.Mtime, d.Mtime) },
 		} {
 			if err := step(); err != nil {
-				return localError(d.to, err)
+				return hereError(d.to, err)
 			}
 		}
 	}
@@ -267,7 +279,7 @@ func (g *getter) link(e entry, to string) error {
 		err = unix.UtimesNanoAt(unix.AT_FDCWD, to, []unix.Timespec{at, at}, unix.AT_SYMLINK_NOFOLLOW)
 	}
 	if err != nil {
-		return localError(to, err)
+		return hereError(to, err)
 	}
 	return nil
 }
@@ -300,15 +312,15 @@ func (g *getter) file(ctx context.Context, e entry, to string) (err error) {
 		bar.Done(err == nil)
 	}
 	if err != nil {
-		return err
+		return thereError(err)
 	}
 	if g.all && os.Geteuid() == 0 {
 		if err := f.Chown(int(e.UID), int(e.GID)); err != nil {
-			return localError(to, err)
+			return hereError(to, err)
 		}
 	}
 	if err := f.place(to, fs.FileMode(e.Mode&0o777), e.Mtime); err != nil {
-		return localError(to, err)
+		return hereError(to, err)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

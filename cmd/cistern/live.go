@@ -79,7 +79,14 @@ func (l *live) put(ctx context.Context, name string, r io.Reader, o putOptions) 
 	if err := l.fill(ctx, n.ID, r, o); err != nil {
 		return entry{}, pathError(name, err)
 	}
-	if err := l.publish(ctx, n.ID, dir.ID, base); err != nil {
+	link := func(name string) error {
+		n, err := l.v.Link(ctx, n.ID, dir.ID, name)
+		if err == nil {
+			l.v.Forget(n.ID, 1)
+		}
+		return err
+	}
+	if err := l.publish(ctx, dir.ID, base, link); err != nil {
 		return entry{}, pathError(name, err)
 	}
 	l.changed(dir.ID, base)
@@ -123,25 +130,49 @@ func (l *live) fill(ctx context.Context, ino gateway.InodeID, r io.Reader, o put
 	return err
 }
 
-// publish gives a file its name, in place of what has it. A name can only be
-// taken over from another name, so that a file that replaces one has a hidden
+// publish makes something under a name, in place of what has it. A name can only
+// be taken over from another name, so that what replaces something has a hidden
 // name for the moment between two operations.
-func (l *live) publish(ctx context.Context, ino, dir gateway.InodeID, name string) error {
-	n, err := l.v.Link(ctx, ino, dir, name)
-	if err == nil {
-		l.v.Forget(n.ID, 1)
-		return nil
-	}
+func (l *live) publish(ctx context.Context, dir gateway.InodeID, name string, make func(name string) error) error {
+	err := make(name)
 	if !errors.Is(err, gateway.ErrExist) {
 		return err
 	}
 	hidden := ".cistern-put-" + rand.Text()
-	if n, err = l.v.Link(ctx, ino, dir, hidden); err != nil {
+	if err := make(hidden); err != nil {
 		return err
 	}
-	l.v.Forget(n.ID, 1)
 	if err := l.v.Rename(ctx, dir, hidden, dir, name, 0); err != nil {
 		return errors.Join(err, l.v.Unlink(context.WithoutCancel(ctx), dir, hidden))
+	}
+	return nil
+}
+
+func (l *live) symlink(ctx context.Context, name, target string, o putOptions) error {
+	dir, base, err := l.parent(ctx, name)
+	if err != nil {
+		return err
+	}
+	if old, err := l.t.child(ctx, dir.ID, base); err == nil && old.Mode&typeMask == typeDir {
+		return pathError(name, gateway.ErrIsDir)
+	}
+	err = l.publish(ctx, dir.ID, base, func(name string) error {
+		n, err := l.v.Create(ctx, dir.ID, name, typeLink|0o777, 0, gateway.Owner{UID: o.Owner[0], GID: o.Owner[1]}, []byte(target))
+		if err != nil {
+			return err
+		}
+		defer l.v.Forget(n.ID, 1)
+		if o.Mtime != 0 {
+			_, err = l.v.SetAttr(ctx, n.ID, gateway.SetAttr{Mtime: &o.Mtime, Atime: &o.Mtime})
+		}
+		return err
+	})
+	if err != nil {
+		return pathError(name, err)
+	}
+	l.changed(dir.ID, base)
+	if err := l.v.Fsync(ctx, dir.ID); err != nil {
+		return pathError(name, fmt.Errorf("make it durable: %w", err))
 	}
 	return nil
 }

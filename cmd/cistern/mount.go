@@ -415,7 +415,7 @@ func probeLock(dir string) error {
 	}
 	l, err := vfs.OS().Lock(path)
 	if errors.Is(err, vfs.ErrLocked) {
-		return fmt.Errorf("state directory %s is in use by another mount or command: choose another with --state: %w", dir, err)
+		return fmt.Errorf("state directory %s is in use by another mount or command: choose another with --state: %w", dir, vfs.ErrLocked)
 	}
 	if err != nil {
 		return localError(path, err)

@@ -305,11 +305,13 @@ func TestMount_BucketAway_UmountLeavesTheRestInTheJournal(t *testing.T) {
 				args = append(args, "--no-wait")
 			}
 			status, out, errs := p.binary(args...)
-			if noWait && (status != 0 || !strings.Contains(out, "left in the journal: changes are only in the local journal: 1048576 bytes")) {
+			where := "; they are kept in the state directory " + p.path("state") + ": `cistern mount " + p.url() + " " + mnt + " --state " + p.path("state") + "` goes on from there"
+			if noWait && (status != 0 || !strings.Contains(out, "left in the journal: changes are only in the local journal: 1048576 bytes") || !strings.Contains(out, where)) {
 				t.Errorf("%d %q %q", status, out, errs)
 			}
 			if !noWait {
 				checkFailure(t, args, 5, "only in the local journal: 1048576 bytes", status, errs)
+				checkFailure(t, args, 5, where, status, errs)
 			}
 			p.unmounted(pid)
 			if err := os.Rename(p.path("away"), p.path("bucket")); err != nil {

@@ -30,7 +30,7 @@ func createNew(dir string) (*newFile, error) {
 	}
 	f, err := os.CreateTemp(dir, hiddenPrefix)
 	if err != nil {
-		return nil, localError(dir, err)
+		return nil, hereError(dir, err)
 	}
 	return &newFile{File: f, dir: dir, hidden: f.Name()}, nil
 }

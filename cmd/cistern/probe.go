@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -35,8 +37,9 @@ requests at a time. What it finds is evidence, not proof: a store that breaks a
 promise once in a million requests passes.
 
 It needs no volume and touches none: it works below probe/<random>/ in the prefix
-and removes what it wrote, also when it is interrupted. Exit status: 0 fit, 1 not
-fit, 5 the store can't be reached. format and mount do what --short does.`,
+and removes what it wrote, also when it is interrupted; so it does with a directory
+of a file:// URL that format would make. Exit status: 0 fit, 1 not fit, 5 the store
+can't be reached. format and mount do what --short does.`,
 	}
 	c.Flags().BoolVar(&short, "short", false, "only what format and mount look at, and the permissions")
 	c.Flags().Float64Var(&seconds, "seconds", 2, "how long each of the twelve measurements takes, 0.1 to 60")
@@ -49,10 +52,11 @@ fit, 5 the store can't be reached. format and mount do what --short does.`,
 		if !(seconds >= 0.1 && seconds <= 60) {
 			return usage(fmt.Errorf("--seconds %v: must be 0.1 to 60", seconds))
 		}
-		s, err := a.openStore(ctx, u, false, nil)
+		s, removed, err := a.openProbed(ctx, u)
 		if err != nil {
 			return err
 		}
+		defer removed()
 		p := probed{URL: u.String()}
 		bar := progress.StartCount(a.stderr, a.terminal && !asJSON, "probe")
 		p.ProbeReport, err = objstore.ProbeStore(ctx, s.bare(), objstore.ProbeOptions{
@@ -75,6 +79,27 @@ fit, 5 the store can't be reached. format and mount do what --short does.`,
 		p.Fit, p.Reason = p.ProbeReport.Fit(), p.ProbeReport.Reason()
 		return a.showProbe(&p, asJSON)
 	})
+}
+
+// openProbed opens the prefix that is probed. A directory that format would make is
+// made; removed takes it away again.
+func (a *app) openProbed(ctx context.Context, u objstore.URL) (s *store, removed func(), err error) {
+	s, err = a.openStore(ctx, u, false, nil)
+	if u.Scheme != objstore.SchemeFile || !errors.Is(err, objstore.ErrNoBucket) {
+		return s, func() {}, err
+	}
+	if s, err = a.openStore(ctx, u, true, nil); err != nil {
+		return nil, nil, err
+	}
+	return s, func() {
+		err := s.clear(context.WithoutCancel(ctx))
+		if err == nil {
+			err = os.Remove(u.Path)
+		}
+		if err != nil && !errors.Is(err, syscall.ENOTEMPTY) { // somebody else uses it by now
+			a.note("%s was made for the probe and can't be removed: %s", u.Path, sentence(err))
+		}
+	}, nil
 }
 
 // showProbe shows what a probe found. Its error has the exit status of the verdict.

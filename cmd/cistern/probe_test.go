@@ -66,12 +66,39 @@ func TestProbe_Directory_IsFitAndLeftAsItWas(t *testing.T) {
 
 func TestProbe_BadInput_OneSentence(t *testing.T) {
 	p := newPlace(t)
-	p.fails(2, "bucket does not exist", "probe", p.url())
+	p.fails(2, "directory "+p.path("no")+" does not exist: make it first", "probe", "file://"+p.path("no/bucket"))
+	p.write("plain", nil)
+	p.fails(2, "plain is not a directory", "probe", "file://"+p.path("plain"))
 	p.fails(2, "a point in the past can't be meant", "probe", p.url()+"@7")
 	p.fails(2, "--seconds", "probe", p.url(), "--seconds", "1000")
 	p.env["CISTERN_S3_ENDPOINT"], p.env["CISTERN_S3_REGION"] = "http://127.0.0.1:1", "us-east-1"
 	p.env["CISTERN_S3_AWS_ACCESS_KEY_ID"], p.env["CISTERN_S3_AWS_SECRET_ACCESS_KEY"] = "key", "secret"
 	p.fails(5, "may PUT", "probe", "s3://bucket/prefix", "--short")
+}
+
+// What format would make is made for a probe, and is gone afterwards, also when the
+// probe is interrupted.
+func TestProbe_MissingDirectory_IsMadeAndRemoved(t *testing.T) {
+	p := newPlace(t)
+	gone := func() {
+		t.Helper()
+		if _, err := os.Lstat(p.path("bucket")); !os.IsNotExist(err) {
+			t.Errorf("the directory is there: %v", err)
+		}
+	}
+	if out := p.must("probe", "--short", p.url()); !strings.Contains(out, "fit: a volume is safe at "+p.url()) {
+		t.Errorf("%q", out)
+	}
+	gone()
+	ctx, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(100*time.Millisecond, cancel)
+	var stdout, stderr bytes.Buffer
+	a := &app{stdout: &stdout, stderr: &stderr, base: p.path("base"), lookup: func(string) (string, bool) { return "", false }}
+	if status := a.run(ctx, []string{"probe", p.url(), "--seconds", "60"}); status != exitFailed {
+		t.Errorf("status %d, %s", status, stderr.String())
+	}
+	gone()
+	p.must("format", p.url())
 }
 
 func TestProbe_Interrupted_LeavesNothing(t *testing.T) {

@@ -31,7 +31,7 @@ func TestApp_Put_BucketGoes_StateIsKeptAndNamed(t *testing.T) {
 	var out, errs bytes.Buffer
 	a := &app{stdin: in, stdout: &out, stderr: &errs, base: p.path("base"), lookup: func(string) (string, bool) { return "", false }}
 	status := a.run(context.Background(), []string{"put", p.url(), "-", "a"})
-	checkFailure(t, []string{"put"}, 5, "it is kept in "+p.path("base", "command-"), status, errs.String())
+	checkFailure(t, []string{"put"}, 5, "they are kept in the state directory "+p.path("base", "command-"), status, errs.String())
 	if err := os.Rename(p.path("away"), p.path("bucket")); err != nil {
 		t.Fatal(err)
 	}

@@ -277,6 +277,9 @@ var errReadsOnly = fmt.Errorf("%w: opened for reading only", gateway.ErrReadOnly
 func (s *viewService) put(context.Context, string, io.Reader, putOptions) (entry, error) {
 	return entry{}, errReadsOnly
 }
+func (s *viewService) symlink(context.Context, string, string, putOptions) error {
+	return errReadsOnly
+}
 func (s *viewService) mkdir(context.Context, string, putOptions) error { return errReadsOnly }
 func (s *viewService) remove(context.Context, string, bool) (int64, error) {
 	return 0, errReadsOnly

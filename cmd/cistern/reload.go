@@ -27,14 +27,14 @@ func (a *app) applyMountFile(o *mountOptions, f *pflag.FlagSet, file *configFile
 		o.onLine = map[string]string{}
 		f.Visit(func(f *pflag.Flag) { o.onLine[f.Name] = f.Value.String() })
 	}
-	if err := config.Apply(f, a.lookup, file.path, file.text, "mount", notSettings()...); err != nil {
-		return err
-	}
+	var wrong problems
+	wrong.add(config.Apply(f, a.lookup, file.path, file.text, "mount", notSettings()...))
 	if file.path == "" {
-		return nil
+		return wrong.err()
 	}
 	sm, err := a.readStorageManager()
-	if err != nil {
+	wrong.add(err)
+	if err := wrong.err(); err != nil {
 		return err
 	}
 	if sm.given[sectionCache+"/cache_size"] && !f.Changed("cache-size") {

@@ -55,6 +55,13 @@ func (r *remote) put(ctx context.Context, name string, body io.Reader, o putOpti
 	return e, err
 }
 
+func (r *remote) symlink(ctx context.Context, name, target string, o putOptions) error {
+	q := putQuery(name, o)
+	q.Set("target", target)
+	var ok bool
+	return r.c.Call(ctx, http.MethodPost, "/v1/symlink", q, nil, &ok)
+}
+
 func (r *remote) mkdir(ctx context.Context, name string, o putOptions) error {
 	var ok bool
 	return r.c.Call(ctx, http.MethodPost, "/v1/mkdir", putQuery(name, o), nil, &ok)

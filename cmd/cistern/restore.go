@@ -84,7 +84,7 @@ func (a *app) restore(ctx context.Context, arg string, names []string, f *restor
 	}
 	if f.keep == "" {
 		f.keep = gateway.PresentName(time.Now())
-	} else if err := gateway.CheckSnapshotName(f.keep); err != nil {
+	} else if err := gateway.CheckNewName(f.keep); err != nil {
 		return usage(err)
 	}
 	for i := range names {

@@ -103,14 +103,14 @@ func (a *app) s3Options(u objstore.URL, whole bool) (s3.Options, error) {
 	return s.o, s.o.Validate()
 }
 
-// readS3Section reads the section's values, each by itself.
+// readS3Section reads the section's values, each by itself. The error joins all
+// that is wrong.
 func (a *app) readS3Section() (*s3Settings, error) {
 	keys := s3Keys()
 	names := slices.Sorted(maps.Keys(keys))
 	set, err := a.sectionSettings(sectionS3, names)
-	if err != nil {
-		return nil, err
-	}
+	var wrong problems
+	wrong.add(err)
 	s := &s3Settings{}
 	for _, key := range names {
 		value := set[key]
@@ -118,12 +118,18 @@ func (a *app) readS3Section() (*s3Settings, error) {
 			continue
 		}
 		if err := keys[key](s, value); err != nil {
-			// Not the value: it may stand in the wrong line and be a secret.
-			return nil, fmt.Errorf("S3 setting %s: %w", key, err)
+			if len(value) > longestShown {
+				value = "…" // it may stand in the wrong line and be a secret
+			}
+			wrong.add(a.settingError(sectionS3, key, value, err))
 		}
 	}
-	return s, nil
+	return s, wrong.err()
 }
+
+// longestShown is how many bytes of a value of the section are shown where it is
+// wrong: no secret is as short.
+const longestShown = 12
 
 // belongTo refuses to use the keys of one bucket for another, and those of a prefix
 // outside it unless the whole bucket is meant.

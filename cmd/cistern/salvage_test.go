@@ -53,7 +53,7 @@ func fencedPlace(t *testing.T) (p *place, big []byte) {
 	p.fails(3, "another writer owns", "sync", mnt)
 	p.fails(3, "in use by a mount", "salvage", p.path("state"))
 	status, _, errs := p.binary("umount", mnt)
-	checkFailure(t, []string{"umount"}, 3, "another writer owns", status, errs)
+	checkFailure(t, []string{"umount"}, 3, "kept for `cistern salvage "+p.path("state")+"`; it lies in "+p.path("state", "quarantine")+"/", status, errs)
 	p.unmounted(pid)
 	return p, big
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,14 +30,15 @@ func (a *app) snapshotSchedule() *cobra.Command {
 the mount that owns the volume makes a snapshot at every multiple of that time, in
 UTC, and deletes those of the schedule that no rule of --keep keeps. A rule keeps
 the last snapshot of each of so many hours, days, weeks, months or years that have
-one, or simply the last ones: "24 hourly, 7 daily, 4 weekly". Other snapshots are
-never deleted. What was missed while nobody had the volume mounted is made up once.`,
+one, or simply the last ones: "24 hourly, 7 daily, 4 weekly". Where there is a
+schedule of the name, what is not given stays as it was. Other snapshots are never
+deleted. What was missed while nobody had the volume mounted is made up once.`,
 	}
 	f := c.Flags()
 	f.Var(&every, "every", "time between snapshots, like 15m, 1h or 1d")
-	f.StringVar(&keep, "keep", "", "which of them stay, like \"24 hourly, 7 daily, 4 weekly\" (default: all)")
+	f.StringVar(&keep, "keep", "", "which of them stay, like \"24 hourly, 7 daily, 4 weekly\", or all (default: as it was, all for a new one)")
 	f.StringVar(&name, "name", usualSchedule, "the schedule's name, with which its snapshots' names begin")
-	f.StringArrayVar(&tags, "tag", nil, "key=value for its snapshots; several times for several")
+	f.StringArrayVar(&tags, "tag", nil, "key=value for its snapshots; several times for several (default: as it was)")
 	f.BoolVar(&off, "clear", false, "end the schedule; its snapshots stay")
 	f.BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, c *cobra.Command, args []string) error {
@@ -62,22 +64,63 @@ never deleted. What was missed while nobody had the volume mounted is made up on
 		if err != nil {
 			return err
 		}
+		done := ""
 		switch {
 		case off:
+			done = fmt.Sprintf("schedule %s is ended; its snapshots stay", name)
 			if err = gateway.ClearSchedule(ctx, s, name); errors.Is(err, gateway.ErrNotExist) {
 				err = usage(fmt.Errorf("%s has no schedule %s", t.url, name))
 			}
 		case set:
-			err = snapshotError(gateway.SetSchedule(ctx, s, x, rand.Reader))
+			done, err = setSchedule(ctx, s, x, c.Flags().Changed("keep"), len(tags) > 0)
 		}
 		if err != nil {
 			return err
 		}
-		if set || off {
+		if done != "" {
 			a.tellOwner(ctx, t)
+		}
+		if done != "" && !asJSON {
+			if err := a.say("%s", done); err != nil {
+				return err
+			}
 		}
 		return a.listSchedules(ctx, s, asJSON)
 	})
+}
+
+// setSchedule puts a schedule in the place of the one of its name, from which it takes
+// what was not given: a schedule that makes snapshots more often must not keep all of
+// them from then on. It returns what that comes to.
+func setSchedule(ctx context.Context, s *store, x gateway.Schedule, keep, tags bool) (done string, err error) {
+	list, err := gateway.Schedules(ctx, s)
+	if err != nil && !oneDocument(err) {
+		return "", err
+	}
+	var old *gateway.Schedule
+	if i := slices.IndexFunc(list, func(o gateway.Schedule) bool { return o.Name == x.Name }); i >= 0 {
+		old = &list[i]
+	}
+	if old != nil && !keep {
+		x.Keep = old.Keep
+	}
+	if old != nil && !tags {
+		x.Tags = old.Tags
+	}
+	if err := gateway.SetSchedule(ctx, s, x, rand.Reader); err != nil {
+		return "", snapshotError(err)
+	}
+	every := func(x *gateway.Schedule) string { return config.FormatLength(time.Duration(x.Every)) }
+	now, before := gateway.KeepText(x.Keep), ""
+	switch {
+	case old == nil:
+		return fmt.Sprintf("schedule %s is new: a snapshot every %s, kept: %s", x.Name, every(&x), now), nil
+	case gateway.KeepText(old.Keep) == now:
+		before = ", as before"
+	default:
+		before = ", before: " + gateway.KeepText(old.Keep)
+	}
+	return fmt.Sprintf("schedule %s is changed: a snapshot every %s, before every %s; kept: %s%s", x.Name, every(&x), every(old), now, before), nil
 }
 
 // tellOwner lets a mount on this machine look at the schedules now. One that can't

@@ -15,7 +15,7 @@ func TestApp_SnapshotSchedule_SetListClear(t *testing.T) {
 		t.Errorf("list: %q", got)
 	}
 	got := p.must("snapshot", "schedule", u, "--every", "1d", "--keep", "24 hourly, 7 daily", "--tag", "why=habit")
-	if lines := strings.Split(got, "\n"); len(lines) != 3 || !strings.HasPrefix(lines[1], "auto  1d     24 hourly, 7 daily  0          -") {
+	if lines := strings.Split(got, "\n"); len(lines) != 4 || lines[0] != "schedule auto is new: a snapshot every 1d, kept: 24 hourly, 7 daily" || !strings.HasPrefix(lines[2], "auto  1d     24 hourly, 7 daily  0          -") {
 		t.Errorf("set: %q", got)
 	}
 	list := decode[[]scheduleLine](t, p.must("snapshot", "schedule", "--json", u, "--every", "15m", "--name", "often"))
@@ -27,7 +27,25 @@ func TestApp_SnapshotSchedule_SetListClear(t *testing.T) {
 	p.fails(2, "one of --every and --clear", "snapshot", "schedule", u, "--every", "1h", "--clear")
 	p.fails(2, "as in \"24 hourly, 7 daily, 4 weekly\"", "snapshot", "schedule", u, "--every", "1h", "--keep", "7")
 	p.fails(2, "has no schedule none", "snapshot", "schedule", u, "--clear", "--name", "none")
-	p.must("snapshot", "schedule", u, "--clear", "--name", "often")
+	// What is not given stays, and what was done is said.
+	for _, c := range []struct {
+		want, tag string
+		args      []string
+	}{
+		{"schedule auto is changed: a snapshot every 1h, before every 1d; kept: 24 hourly, 7 daily, as before\n", "habit", []string{"--every", "1h"}},
+		{"schedule auto is changed: a snapshot every 1h, before every 1h; kept: 2 last, before: 24 hourly, 7 daily\n", "else", []string{"--every", "1h", "--keep", "2 last", "--tag", "why=else"}},
+		{"schedule auto is changed: a snapshot every 30m, before every 1h; kept: all, before: 2 last\n", "else", []string{"--every", "30m", "--keep", "all"}},
+	} {
+		if got := p.must(append([]string{"snapshot", "schedule", u}, c.args...)...); !strings.HasPrefix(got, c.want) {
+			t.Errorf("%v: %q", c.args, got)
+		}
+		if list := decode[[]scheduleLine](t, p.must("snapshot", "schedule", "--json", u)); list[0].Tags["why"] != c.tag {
+			t.Errorf("%v: tags %v", c.args, list[0].Tags)
+		}
+	}
+	if got := p.must("snapshot", "schedule", u, "--clear", "--name", "often"); !strings.HasPrefix(got, "schedule often is ended; its snapshots stay\n") {
+		t.Errorf("clear: %q", got)
+	}
 	if list := decode[[]scheduleLine](t, p.must("snapshot", "schedule", "--json", u)); len(list) != 1 {
 		t.Errorf("%+v", list)
 	}

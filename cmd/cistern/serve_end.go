@@ -118,6 +118,9 @@ func (m *mountProcess) leaveRest() {
 // close closes the volume and says how that went.
 func (m *mountProcess) close(ctx context.Context) error {
 	err := m.v.Close(ctx)
+	if m.o.writes() {
+		err = whereLeft(err, m.o.state, m.again())
+	}
 	m.mu.Lock()
 	noWait := m.noWait
 	m.mu.Unlock()

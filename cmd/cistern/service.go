@@ -41,6 +41,8 @@ type calls interface {
 	// put makes a file of r's bytes, which appears, whole and durable in the
 	// mount's mode, when it is there to its end; it replaces a file of that name.
 	put(ctx context.Context, name string, r io.Reader, o putOptions) (entry, error)
+	// symlink makes a symbolic link, which replaces a file or link of that name.
+	symlink(ctx context.Context, name, target string, o putOptions) error
 	// mkdir makes a directory unless it is there.
 	mkdir(ctx context.Context, name string, o putOptions) error
 	// remove takes a name away, with all below it when recursive, and says how
@@ -359,12 +361,9 @@ type ownService struct {
 func (s *ownService) close(ctx context.Context) error {
 	// A signal ends the work, not the commit of what it did.
 	err := s.v.Close(context.WithoutCancel(ctx))
-	if errors.Is(err, gateway.ErrUncommitted) || errors.Is(err, gateway.ErrFenced) {
-		err = fmt.Errorf("%w; it is kept in %s: `cistern mount %s <dir> --state %s` goes on from there", err, s.dir, s.url, s.dir)
-		return errors.Join(err, keepCommandState(s.dir))
-	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("%w; the state directory %s is kept", err, s.dir), keepCommandState(s.dir))
+		again := fmt.Sprintf("cistern mount %s <dir> --state %s", s.url, s.dir)
+		return errors.Join(whereLeft(err, s.dir, again), keepCommandState(s.dir))
 	}
 	if err := dropCommandState(s.dir); err != nil {
 		return fmt.Errorf("everything is committed, but the state directory can't be removed: %w", err)
@@ -392,4 +391,18 @@ func localError(name string, err error) error {
 		err = pe.Err
 	}
 	return fmt.Errorf("%s: %w", name, err)
+}
+
+// hereError is localError for a command that has paths of this machine and of a
+// volume.
+func hereError(name string, err error) error {
+	return fmt.Errorf("on this machine: %w", localError(name, err))
+}
+
+// thereError says the same of an error that begins with a path in the volume.
+func thereError(err error) error {
+	if err == nil || !strings.HasPrefix(err.Error(), "/") {
+		return err
+	}
+	return fmt.Errorf("in the volume: %w", err)
 }

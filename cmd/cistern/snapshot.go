@@ -149,7 +149,7 @@ point it is kept as of then, if collection has not passed it.`,
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
 	return a.command(c, func(ctx context.Context, _ *cobra.Command, args []string) error {
 		o := gateway.SnapshotOptions{Name: args[1], Holder: fmt.Sprintf("%s, process %d", gateway.HostOwner("").Host, os.Getpid())}
-		err := gateway.CheckSnapshotName(o.Name)
+		err := gateway.CheckNewName(o.Name)
 		if err == nil {
 			o.Tags, err = snapshotTags(tags)
 		}

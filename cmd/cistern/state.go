@@ -77,8 +77,11 @@ func (a *app) dropState(u objstore.URL, id string) (string, error) {
 		return "", err
 	}
 	lock, err := vfs.OS().Lock(filepath.Join(dir, "lock"))
+	if errors.Is(err, vfs.ErrLocked) {
+		err = vfs.ErrLocked // which names its file
+	}
 	if err != nil {
-		return "", fmt.Errorf("state directory %s: %w", dir, err)
+		return "", fmt.Errorf("state directory: %w", localError(dir, err))
 	}
 	defer lock.Close() // of a file that is gone
 	if err := os.RemoveAll(dir); err != nil {
@@ -100,12 +103,13 @@ type stateOwner struct {
 // readStateOwner reads a state directory's owner; empty when it has none.
 func readStateOwner(dir string) (stateOwner, error) {
 	var o stateOwner
-	body, err := os.ReadFile(filepath.Join(dir, ownerName))
+	path := filepath.Join(dir, ownerName)
+	body, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return o, nil
 	}
 	if err != nil {
-		return o, fmt.Errorf("state directory %s: %w", dir, err)
+		return o, fmt.Errorf("state directory: %w", localError(path, err))
 	}
 	// What does not parse is judged when the volume is opened.
 	if json.Unmarshal(body, &o) != nil {

@@ -47,7 +47,7 @@ func createLocal(_ context.Context, u objstore.URL) (objstore.Store, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, usage(fmt.Errorf("directory %s does not exist: make it first, or check the URL %s", parent, u))
 	case err != nil:
-		return nil, fmt.Errorf("look at %s: %w", parent, err)
+		return nil, localError(parent, err)
 	case !st.IsDir():
 		return nil, usage(fmt.Errorf("%s is not a directory: check the URL %s", parent, u))
 	}

@@ -43,11 +43,18 @@ func (a *app) gcsOptions(u objstore.URL) (gcs.Options, error) {
 	if p := strings.Trim(set["prefix"], "/"); p != "" && p != u.Path && !strings.HasPrefix(u.Path, p+"/") {
 		return gcs.Options{}, fmt.Errorf("the GCS settings are for the prefix %s, and %s is outside it: use a configuration file for that", p, u)
 	}
-	o := gcs.Options{Bucket: u.Bucket, KeyFile: a.fileName(set["key_file"]), Endpoint: set["endpoint"], UserProject: set["user_project"]}
+	o, err := a.gcsValues(set)
+	o.Bucket = u.Bucket
+	return o, err
+}
+
+// gcsValues reads the section's values.
+func (a *app) gcsValues(set map[string]string) (gcs.Options, error) {
+	o := gcs.Options{KeyFile: a.fileName(set["key_file"]), Endpoint: set["endpoint"], UserProject: set["user_project"]}
 	o.Emulator, _ = a.lookup("STORAGE_EMULATOR_HOST")
 	if v := set["anonymous"]; v != "" {
 		if err := setSwitch(&o.Anonymous, v); err != nil {
-			return gcs.Options{}, fmt.Errorf("GCS setting anonymous: %w", err)
+			return o, a.settingError(sectionGCS, "anonymous", v, err)
 		}
 	}
 	return o, nil

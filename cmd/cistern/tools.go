@@ -278,39 +278,44 @@ func (a *app) smrm(ctx context.Context, args []string) error {
 	})
 }
 
-// testConnection tries the bucket that the volumes are in.
+// testConnection tries the bucket that the volumes are in. Its first line is the one
+// that scripts look for; where no S3 was asked, a second one says so.
 func (a *app) testConnection(ctx context.Context, _ []string) error {
-	err := a.tryConnection(ctx)
+	u, err := a.tryConnection(ctx)
 	if err == nil {
-		return a.say("S3 Storage Manager Configuration OK")
+		err = a.say("S3 Storage Manager Configuration OK")
+		if err == nil && u.Scheme != objstore.SchemeS3 {
+			err = a.say("No S3 was asked: the volumes of this configuration are below %s, which is fit for them", strings.TrimSuffix(u.String(), "/connectivity_test"))
+		}
+		return err
 	}
 	return errors.Join(a.say("S3 Storage Manager Configuration Error:\n%s", sentence(err)), said(exitFailed))
 }
 
-func (a *app) tryConnection(ctx context.Context) error {
+// tryConnection returns where it tried.
+func (a *app) tryConnection(ctx context.Context) (u objstore.URL, err error) {
 	sm, err := a.readStorageManager()
 	if err != nil {
-		return err
+		return u, err
 	}
-	u, err := sm.volumeURL("connectivity_test")
-	if err != nil {
-		return err
+	if u, err = sm.volumeURL("connectivity_test"); err != nil {
+		return u, err
 	}
 	if u.Scheme == objstore.SchemeFile {
 		u.Path = filepath.Dir(u.Path)
 		if err := os.MkdirAll(u.Path, 0o755); err != nil {
-			return localError(u.Path, err)
+			return u, localError(u.Path, err)
 		}
 	}
 	s, err := a.openStore(ctx, u, false, nil)
 	if err != nil {
-		return err
+		return u, err
 	}
 	if err := objstore.Probe(ctx, s.bare()); err != nil {
-		return err
+		return u, err
 	}
 	if errors.Is(ctx.Err(), context.Canceled) {
-		return gateway.ErrInterrupted
+		return u, gateway.ErrInterrupted
 	}
-	return nil
+	return u, nil
 }

@@ -117,7 +117,8 @@ func TestStorageManager_Case22_ConnectionCheckOfManyNodes(t *testing.T) {
 		group.Add(1)
 		go func() {
 			defer group.Done()
-			if status, out, errs := p.tool(conf, "testS3Connection"); status != 0 || out != "S3 Storage Manager Configuration OK\n" {
+			want := "S3 Storage Manager Configuration OK\nNo S3 was asked: the volumes of this configuration are below file://" + w.Bucket + "/cistern, which is fit for them\n"
+			if status, out, errs := p.tool(conf, "testS3Connection"); status != 0 || out != want {
 				t.Errorf("%d, %q, %q", status, out, errs)
 			}
 		}()
@@ -278,8 +279,8 @@ func TestConfig_Check_NamesKeyValueReason(t *testing.T) {
 	bad("[ObjectStorage]\nmax_concurrent_uploads = many\n", `[ObjectStorage] max_concurrent_uploads = "many": must be a number`)
 	bad("[ObjectStorage]\ncommon_prefix_depth = -1\n", "common_prefix_depth")
 	bad("[ObjectStorage]\njournal_path = here\n", "not an absolute path")
-	bad("[S3]\nport_number = 70000\n", "S3 setting port_number")
-	bad("[S3]\ntimeout = soon\n", "S3 setting timeout")
+	bad("[S3]\nport_number = 70000\n", `[S3] port_number = "70000": it is not a port`)
+	bad("[S3]\ntimeout = soon\n", `[S3] timeout = "soon": must be a number`)
 	bad("[LocalStorage]\nfake_latency = some\n", "choose enabled or disabled")
 	bad("[Cistern]\ndbroots = a/b\n", "not a directory's name")
 	bad("[Cistern]\nvolumes = data\n", "is not a volume's URL")
@@ -292,6 +293,67 @@ func TestConfig_Check_NamesKeyValueReason(t *testing.T) {
 		}
 		p.must("config", "check", name)
 	}
+}
+
+// Who mends a file wants to hear of everything at once.
+func TestConfig_Check_TellsAllThatIsWrong(t *testing.T) {
+	p := newPlace(t)
+	conf := p.write("bad.cnf", []byte(`[mount]
+cache_size = 8q
+journal_size = 1
+colour = red
+[relay]
+heartbeat = soon
+[ObjectStorage]
+service = tape
+request_timeout = 0
+secret = ${NO_SUCH_VARIABLE}
+[S3]
+port_number = 70000
+use_http = maybe
+[GCS]
+anonymous = perhaps
+[Cache]
+cache_size = -1
+[Encryption]
+key = k
+[Cash]
+x = 1
+`))
+	want := []string{
+		`: [mount] cache_size = "8q": unknown unit "q": use K, M, G or T`,
+		`: [mount] journal_size = "1": it must be at least 4.0 MiB`,
+		`: section [Cash] is not known: write settings under [mount], [relay], [Cistern], [ObjectStorage], [S3], [GCS], [LocalStorage], [Cache], [Encryption]`,
+		`: [mount] colour = "red": there is no such setting`,
+		`: [relay] heartbeat = "soon": `,
+		`: [ObjectStorage] secret: the environment variable NO_SUCH_VARIABLE is not set`,
+		`: [ObjectStorage] service = "tape": choose S3 or LocalStorage`,
+		`: [Cache] cache_size = "-1": a size can't be negative`,
+		`: [ObjectStorage] request_timeout = "0": must be a number from 1 to 600`,
+		`: [S3] port_number = "70000": it is not a port`,
+		`: [S3] use_http = "maybe": choose enabled or disabled`,
+		`: [GCS] anonymous = "perhaps": choose enabled or disabled`,
+		`: [Encryption] key: there is no such setting`,
+	}
+	for _, args := range [][]string{{"config", "check", conf}, {"config", "show", conf}, {"config", "convert", conf}} {
+		status, out, errs := p.run(args...)
+		lines := strings.Split(strings.TrimSuffix(errs, "\n"), "\n")
+		if status != exitUsage || out != "" || len(lines) != len(want) {
+			t.Errorf("%v: %d, %q, %d lines:\n%s", args, status, out, len(lines), errs)
+		}
+		for _, w := range want {
+			if !slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, "cistern: "+conf+w) }) {
+				t.Errorf("%v lacks %q:\n%s", args, w, errs)
+			}
+		}
+	}
+	// A mount tells of what is its own, too, in the one sentence that it has.
+	_, _, errs := p.run("mount", "--config", conf, "file:///nowhere", p.path())
+	if strings.Count(errs, "\n") != 1 || !strings.Contains(errs, want[0]) || !strings.Contains(errs, want[1]) || !strings.Contains(errs, want[6]) {
+		t.Errorf("mount says %s", errs)
+	}
+	good := p.write("pair.cnf", []byte("[S3]\nport_number = 9000\n"))
+	p.fails(exitUsage, "[S3]: S3 settings port_number and use_http go with endpoint", "config", "check", good)
 }
 
 func TestConfig_ShowAndConvert(t *testing.T) {

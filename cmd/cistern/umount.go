@@ -28,8 +28,8 @@ func (a *app) umountCommand() *cobra.Command {
 		Use: "umount <dir>", Short: "Unmount a volume and wait for its last commit", Args: cobra.ExactArgs(1),
 		Long: `Unmounts a volume, waits until everything is committed and gives the lease
 back. When commits make no progress for 10 seconds, it leaves the rest in the
-journal, says how much that is, and exits with 5: the next mount with the same
-state directory goes on from there. While programs use the mount it fails and
+journal, says how much that is and in which state directory, and exits with 5:
+the next mount with that state directory goes on from there. While programs use the mount it fails and
 the mount stays.`,
 	}
 	c.Flags().BoolVar(&noWait, "no-wait", false, "leave what is not committed in the journal")
@@ -59,10 +59,16 @@ the mount stays.`,
 		}
 		last, err := a.shutdown(ctx, owner, noWait)
 		// It stays while programs use it; otherwise what it used is free from here on.
-		if _, stays, merr := findMount(m.dir); found && merr == nil && !stays {
+		_, stays, merr := findMount(m.dir)
+		if found && merr == nil && !stays {
 			waitGone(ctx, r.PID)
 		}
-		if err != nil {
+		switch {
+		case err != nil && ctx.Err() != nil && stays:
+			return fmt.Errorf("interrupted: %s is still mounted", m.dir)
+		case err != nil && ctx.Err() != nil:
+			return interruptedUmount(t, m, r)
+		case err != nil:
 			return err
 		}
 		if t.fixed {
@@ -73,6 +79,18 @@ the mount stays.`,
 		}
 		return a.say("%s is unmounted; everything is in commit %d", m.dir, last.Commit)
 	})
+}
+
+// interruptedUmount is what who ended the wait for an unmount needs to know.
+func interruptedUmount(t target, m mounted, r record) error {
+	if t.fixed {
+		return fmt.Errorf("interrupted: %s is unmounted", m.dir)
+	}
+	where := "its state directory"
+	if r.StateDir != "" {
+		where = string(r.StateDir)
+	}
+	return fmt.Errorf("interrupted: %s is unmounted, and its process goes on to commit what is left; what it can't bring to the bucket stays in the journal in %s, for the next mount with that state directory", m.dir, where)
 }
 
 // shutdown tells a process to end and waits until everything is committed.

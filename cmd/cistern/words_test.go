@@ -19,6 +19,13 @@ func TestApp_WhatIsNotMeant_SaysSoInWordsAndFails(t *testing.T) {
 		{"--offset x: is no number", []string{"cat", u, "a", "--offset", "x"}},
 		{"--concurrency 99999999999999999999: is out of range", []string{"get", u, "a", "--concurrency", "99999999999999999999"}},
 		{"there is no command \"foo\"", []string{"completion", "foo"}},
+		{"there is no command \"csh\"", []string{"completion", "csh"}},
+		{"cistern has no command \"nosuch\"", []string{"help", "nosuch"}},
+		{"cistern snapshot has no command \"nosuch\"", []string{"help", "snapshot", "nosuch"}},
+		{"cistern ls has no command \"more\"", []string{"help", "ls", "more"}},
+		{"--depth -1: must not be negative", []string{"du", "-d", "-1", u}},
+		{"--length -2: must not be negative", []string{"cat", "--length", "-2", u, "a"}},
+		{"--offset -1 ", []string{"cat", "--offset", "-1", u, "a"}},
 		{"is no mount's state directory", []string{"salvage", p.path()}},
 		{"no such point", []string{"ls", u + "@99"}},
 		{"no such point", []string{"restore", u + "@99"}},
@@ -30,6 +37,21 @@ func TestApp_WhatIsNotMeant_SaysSoInWordsAndFails(t *testing.T) {
 		if _, _, errs := p.run(c.args...); strings.Contains(errs, "strconv") {
 			t.Errorf("%v: %s", c.args, errs)
 		}
+	}
+	// No group of commands takes a word for granted that is none of its commands.
+	for _, c := range (&app{}).root().Commands() {
+		if c.HasSubCommands() && c.Name() != "export" && c.Name() != "clone" {
+			p.fails(2, "nosuch", c.Name(), "nosuch")
+		}
+		if out := p.must("help", c.Name()); !strings.Contains(out, c.Name()) {
+			t.Errorf("help %s: %q", c.Name(), out)
+		}
+	}
+	if out := p.must("help"); !strings.Contains(out, "snapshot") {
+		t.Errorf("help: %q", out)
+	}
+	if long, short := p.must("ls", "-l", "--slots", u), p.must("ls", "--slots", u); long != short || !strings.Contains(short, "[1 slot") {
+		t.Errorf("ls --slots: %q and %q", long, short)
 	}
 	if out := p.must("completion"); !strings.Contains(out, "bash") {
 		t.Errorf("completion: %q", out)

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -16,13 +17,11 @@ const maxFile = 1 << 20
 // Apply fills the flags that were not given on the command line from the
 // environment and then from the given section of the file's text; path names
 // the file in messages, and an empty one means that there is none. Flags in
-// only are not settings: neither the environment nor the file may give them.
+// only are not settings: neither the environment nor the file may give them. The
+// error joins all that is wrong in the section.
 func Apply(flags *pflag.FlagSet, lookup func(string) (string, bool), path string, text []byte, section string, only ...string) error {
 	file, err := readSection(path, text, section, lookup)
-	if err != nil {
-		return err
-	}
-	var first error
+	errs := []error{err}
 	used := map[string]bool{}
 	flags.VisitAll(func(f *pflag.Flag) {
 		if slices.Contains(only, f.Name) || f.Hidden {
@@ -34,26 +33,23 @@ func Apply(flags *pflag.FlagSet, lookup func(string) (string, bool), path string
 		variable := "CISTERN_" + strings.ToUpper(key)
 		fromEnv, inEnv := lookup(variable)
 		switch {
-		case first != nil || f.Changed:
+		case f.Changed:
 		case inEnv:
 			if err := flags.Set(f.Name, fromEnv); err != nil {
-				first = fmt.Errorf("%s=%q in the environment: %w", variable, fromEnv, reason(err))
+				errs = append(errs, fmt.Errorf("%s=%q in the environment: %w", variable, fromEnv, reason(err)))
 			}
 		case inFile:
 			if err := flags.Set(f.Name, value); err != nil {
-				first = fmt.Errorf("%s: [%s] %s = %q: %w", path, section, key, value, reason(err))
+				errs = append(errs, fmt.Errorf("%s: [%s] %s = %q: %w", path, section, key, value, reason(err)))
 			}
 		}
 	})
-	if first != nil {
-		return first
-	}
-	for key, value := range file {
+	for _, key := range slices.Sorted(maps.Keys(file)) {
 		if !used[key] {
-			return fmt.Errorf("%s: [%s] %s = %q: there is no such setting", path, section, key, value)
+			errs = append(errs, fmt.Errorf("%s: [%s] %s = %q: there is no such setting", path, section, key, file[key]))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // reason is what a flag's value said, without pflag's own words around it.
@@ -69,17 +65,17 @@ func reason(err error) error {
 // are those that there are, with _ between their words, and any other is an
 // error. path names the file in messages, and an empty one means that there is
 // none. ${NAME} in a value stands for an environment variable, which must be set.
+// The error joins all that is wrong; the values are those in which nothing is.
 func Section(path string, text []byte, section string, keys []string, lookup func(string) (string, bool)) (map[string]string, error) {
 	file, err := readSection(path, text, section, lookup)
-	if err != nil {
-		return nil, err
-	}
-	for key := range file {
+	errs := []error{err}
+	for _, key := range slices.Sorted(maps.Keys(file)) {
 		if !slices.Contains(keys, key) {
-			return nil, fmt.Errorf("%s: [%s] %s: there is no such setting", path, section, key)
+			errs = append(errs, fmt.Errorf("%s: [%s] %s: there is no such setting", path, section, key))
+			delete(file, key)
 		}
 	}
-	return file, nil
+	return file, errors.Join(errs...)
 }
 
 // sections are those that a file may have: one file serves all commands.
@@ -105,7 +101,8 @@ func load(path string, text []byte) (*ini.File, error) {
 	return f, nil
 }
 
-// readSection returns a section's keys, with _ between their words.
+// readSection returns a section's keys, with _ between their words, and all that is
+// wrong with them and with the names of sections.
 func readSection(path string, text []byte, section string, lookup func(string) (string, bool)) (map[string]string, error) {
 	keys := map[string]string{}
 	if path == "" {
@@ -113,29 +110,39 @@ func readSection(path string, text []byte, section string, lookup func(string) (
 	}
 	f, err := load(path, text)
 	if err != nil {
-		return nil, err
+		return keys, err
+	}
+	var errs []error
+	fail := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s: %w", path, fmt.Errorf(format, args...)))
 	}
 	for _, s := range f.Sections() {
 		if s.Name() == ini.DefaultSection && len(s.Keys()) == 0 {
 			continue
 		}
 		if !slices.Contains(sections(), s.Name()) {
-			return nil, fmt.Errorf("%s: section [%s] is not known: write settings under [%s]", path, s.Name(), strings.Join(sections(), "], ["))
+			fail("section [%s] is not known: write settings under [%s]", s.Name(), strings.Join(sections(), "], ["))
 		}
 		if s.Name() != section {
 			continue
 		}
+		seen := map[string]bool{}
 		for _, k := range s.Keys() {
 			name := strings.ReplaceAll(k.Name(), "-", "_")
-			if _, twice := keys[name]; twice {
-				return nil, fmt.Errorf("%s: [%s] %s = %q: it is set twice", path, section, name, k.String())
+			if seen[name] {
+				fail("[%s] %s = %q: it is set twice", section, name, k.String())
+				continue
 			}
-			if keys[name], err = expand(k.Value(), lookup); err != nil {
-				return nil, fmt.Errorf("%s: [%s] %s: %w", path, section, name, err)
+			seen[name] = true
+			value, err := expand(k.Value(), lookup)
+			if err != nil {
+				fail("[%s] %s: %w", section, name, err)
+				continue
 			}
+			keys[name] = value
 		}
 	}
-	return keys, nil
+	return keys, errors.Join(errs...)
 }
 
 // RawSection is a section as it is written, with no variable put in.

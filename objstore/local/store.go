@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -56,17 +57,17 @@ func Open(root string) (*Store, error) {
 		return nil, fmt.Errorf("open bucket directory %s: %w", root, objstore.ErrNoBucket)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open bucket directory %s: %w", root, classify(err))
+		return nil, fmt.Errorf("open bucket directory %s: %w", root, classify(bare(err)))
 	}
 	if !st.IsDir() {
 		return nil, fmt.Errorf("open bucket directory %s: %w: it is not a directory", root, objstore.ErrNoBucket)
 	}
 	dir, err := os.Open(root)
 	if err != nil {
-		return nil, fmt.Errorf("open bucket directory %s: %w", root, classify(err))
+		return nil, fmt.Errorf("open bucket directory %s: %w", root, classify(bare(err)))
 	}
 	if st, err = dir.Stat(); err != nil {
-		return nil, errors.Join(fmt.Errorf("open bucket directory %s: %w", root, classify(err)), dir.Close())
+		return nil, errors.Join(fmt.Errorf("open bucket directory %s: %w", root, classify(bare(err))), dir.Close())
 	}
 	l := newLocks(filepath.Join(root, lockDir))
 	s := &Store{root: root, dir: dir, id: st, locks: l, dirs: newDirs(root, l)}
@@ -91,7 +92,7 @@ func Create(root string) (*Store, error) {
 		missing = append(missing, dir)
 	}
 	if err := os.MkdirAll(root, 0o777); err != nil {
-		return nil, fmt.Errorf("create bucket directory %s: %w", root, classify(err))
+		return nil, fmt.Errorf("create bucket directory %s: %w", root, classify(bare(err)))
 	}
 	for _, dir := range missing {
 		if err := syncDir(filepath.Dir(dir)); err != nil {
@@ -99,6 +100,14 @@ func Create(root string) (*Store, error) {
 		}
 	}
 	return Open(root)
+}
+
+// bare is an error of the system without the path that it names.
+func bare(err error) error {
+	if e, ok := err.(*fs.PathError); ok {
+		return e.Err
+	}
+	return err
 }
 
 // classify adds the class of an error of the file system to it.
@@ -123,13 +132,34 @@ func classify(err error) error {
 // fail wraps err with the operation and key. What does not exist is the
 // bucket, when its directory is gone.
 func (s *Store) fail(op, key string, err error) error {
+	name, err := s.named(key, err)
 	err = classify(err)
 	if errors.Is(err, objstore.ErrNotExist) {
 		if gone := s.here(); gone != nil {
-			err = gone
+			name, err = key, gone
 		}
 	}
-	return fmt.Errorf("%s %s: %w", op, key, err)
+	return fmt.Errorf("%s %s: %w", op, name, err)
+}
+
+// named says once which file an error is about, though the system says it, too: by
+// its path where that shows the key as it is.
+func (s *Store) named(key string, err error) (string, error) {
+	path, name := s.path(key), key
+	if strings.Contains(path, key) {
+		name = path
+	}
+	switch e := err.(type) {
+	case *fs.PathError:
+		if e.Path == path {
+			return name, e.Err
+		}
+	case *os.LinkError:
+		if e.New == path {
+			return name, e.Err
+		}
+	}
+	return key, err
 }
 
 // here returns an error unless the bucket's path leads to the directory that was
