@@ -46,6 +46,17 @@ func encodeSummed(doc any, sum *string) ([]byte, error) {
 	return append(body, '\n'), nil
 }
 
+// sumMatches says whether a document of encodeSummed has the checksum that it names.
+func sumMatches(body []byte, sum string) bool {
+	at := bytes.LastIndex(body, []byte(sum))
+	if len(sum) != len(noSum) || at < 0 {
+		return false
+	}
+	plain := bytes.Clone(bytes.TrimSuffix(body, []byte("\n")))
+	copy(plain[at:], noSum)
+	return fmt.Sprintf("%08x", checksum(plain)) == sum
+}
+
 // loadAside reads the document in a directory, or returns nil when there is none.
 func loadAside(f vfs.FS, dir string) (*asideDoc, error) {
 	path := filepath.Join(dir, asideFileName)

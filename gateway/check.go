@@ -119,6 +119,7 @@ type check struct {
 	done   int64
 	total  int64
 	parent map[InodeID]metadata.Dentry // nil until a path is asked for
+	broken map[readThing]*brokenThing  // with Verified: what is damaged and may be shared; nil: nothing is
 }
 
 func (f *fetcher) newCheck(ix *metadata.Index, doc *metadata.VolumeDoc, o CheckOptions) *check {

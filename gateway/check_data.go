@@ -48,6 +48,9 @@ func (c *check) slots(ctx context.Context) error {
 	if first != nil && ctx.Err() != nil {
 		return ErrInterrupted
 	}
+	if first == nil {
+		return c.sharers()
+	}
 	return first
 }
 
@@ -207,7 +210,8 @@ func (c *check) verifyBase(ctx context.Context, at oneSlot, b *metadata.Base) ([
 				err = c.again(ctx, b, at32, n)
 			}
 			if errors.Is(err, ErrDamaged) {
-				found = append(found, Problem{Inode: at.ino, Off: start + int64(at32), Len: int64(n), Key: b.Key, Reason: "checksum does not match"})
+				found = append(found, Problem{Inode: at.ino, Off: start + int64(at32), Len: int64(n), Key: b.Key, Reason: sumMismatch})
+				c.bad(at, b.Key, 0, sumMismatch)
 				return nil
 			}
 			return err
@@ -218,6 +222,7 @@ func (c *check) verifyBase(ctx context.Context, at oneSlot, b *metadata.Base) ([
 		}
 		if wrong != "" {
 			found = append(found, Problem{Inode: at.ino, Off: start + int64(off), Len: int64(len(p)), Key: b.Key, Reason: wrong})
+			c.bad(at, b.Key, 0, wrong)
 		}
 	}
 	return found, nil
@@ -290,11 +295,12 @@ func (c *check) verifyPatches(ctx context.Context, at oneSlot) ([]Problem, error
 					return nil, err
 				}
 				if err != nil {
-					reason = fmt.Sprintf("bytes %d to %d: checksum does not match", p.SegOff, p.SegOff+p.StoredLen())
+					reason = fmt.Sprintf("bytes %d to %d: "+sumMismatch, p.SegOff, p.SegOff+p.StoredLen())
 				}
 			}
 			if reason != "" {
 				found = append(found, Problem{Inode: at.ino, Off: int64(at.no)*c.slotSz + int64(p.Off), Len: int64(p.Len), Key: p.Seg.Key, Reason: reason})
+				c.bad(at, p.Seg.Key, p.SegOff, reason)
 			}
 		}
 		list = list[n:]

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/cisternfs/cistern/objstore"
 )
 
 // Bounds of what is told about one outage.
@@ -34,7 +36,8 @@ type Failing struct {
 	Work  string    `json:"work"`
 	Error string    `json:"error"` // of the last attempt
 	Since time.Time `json:"since"`
-	Times int       `json:"times"` // attempts since
+	Times int       `json:"times"`           // attempts since
+	Store bool      `json:"store,omitempty"` // it is the object store that failed
 }
 
 // failed notes a failure and says whether it is to be logged.
@@ -100,7 +103,17 @@ func (o *outage) appendTo(list []Failing, work string) []Failing {
 	if o.err == nil {
 		return list
 	}
-	return append(list, Failing{Work: work, Error: o.err.Error(), Since: o.since.UTC(), Times: o.times})
+	return append(list, Failing{Work: work, Error: o.err.Error(), Since: o.since.UTC(), Times: o.times, Store: storeFailed(o.err)})
+}
+
+// storeFailed says whether an error is the object store's.
+func storeFailed(err error) bool {
+	for _, class := range []error{ErrStore, objstore.ErrUnavailable, objstore.ErrPermission, objstore.ErrNoBucket} {
+		if errors.Is(err, class) {
+			return true
+		}
+	}
+	return false
 }
 
 // rootReason is what an error comes down to: the texts of the errors at the ends

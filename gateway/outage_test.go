@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -122,6 +123,9 @@ func TestVolume_Outage_ToldOnceAndInStatus(t *testing.T) {
 		if len(s.Failing) == 0 || s.Failing[0].Work != workLease || s.Failing[0].Since.Before(down) || s.Failing[0].Times < 50 {
 			t.Errorf("status: failing %+v", s.Failing)
 		}
+		if why := s.Stuck(); why != "" {
+			t.Errorf("a store that is away keeps this machine from committing: %s", why)
+		}
 		store.SetOutage(faultstore.Up)
 		time.Sleep(time.Minute)
 		for _, line := range []string{"object store works again", workLease + " works again"} {
@@ -136,5 +140,52 @@ func TestVolume_Outage_ToldOnceAndInStatus(t *testing.T) {
 		if err := v.Close(bg); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// fullKV is an index store whose disk is full while it is told so.
+type fullKV struct {
+	metadata.KV
+	full *atomic.Bool
+}
+
+func (k fullKV) Update(fn func(metadata.Writer) error) error {
+	if k.full.Load() {
+		return syscall.ENOSPC
+	}
+	return k.KV.Update(fn)
+}
+
+// A reason of this machine that keeps commits from getting on is in the status, as
+// long as it lasts.
+func TestStatus_Stuck_LocalDiskKeepsCommitsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 44, 1<<20)
+		var full atomic.Bool
+		v := l.mustMount(func(o *Options) {
+			o.Manual = false
+			open := o.OpenKV
+			o.OpenKV = func(dir string) (metadata.KV, error) {
+				kv, err := open(dir)
+				return fullKV{kv, &full}, err
+			}
+		})
+		h := mkfile(t, v, metadata.RootInode, "a")
+		defer h.Close()
+		for range 3 {
+			full.Store(true)
+			pwrite(t, h, []byte("x"), 0)
+			time.Sleep(10 * time.Second)
+			s := v.Status()
+			if !strings.Contains(s.Stuck(), syscall.ENOSPC.Error()) || s.Damaged {
+				t.Errorf("status of a full disk: %q, failing %+v", s.Stuck(), s.Failing)
+			}
+			full.Store(false)
+			time.Sleep(10 * time.Second)
+			if s := v.Status(); s.Stuck() != "" {
+				t.Errorf("status once there is space: %q", s.Stuck())
+			}
+		}
+		mustClose(t, v)
 	})
 }

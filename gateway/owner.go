@@ -26,7 +26,8 @@ type ownerFile struct {
 	Aside bool   `json:"aside,omitempty"`
 	Sum   string `json:"crc32c"` // of the document with eight zeros here
 
-	found bool // there was a file
+	found   bool // there was a file that could be read
+	damaged bool // there was one that could not
 
 	fs   vfs.FS
 	path string
@@ -36,12 +37,17 @@ const (
 	ownerFormat   = 1
 	maxReigns     = 1000
 	ownerFileName = "owner.json"
+	damagedSuffix = ".damaged" // of an owner.json whose damage was accepted
 )
+
+func newOwner(f vfs.FS, dir string) *ownerFile {
+	return &ownerFile{Format: ownerFormat, fs: f, path: filepath.Join(dir, ownerFileName)}
+}
 
 // loadOwner reads a state directory's owner.json; a missing one gives an empty
 // one.
 func loadOwner(f vfs.FS, dir string) (*ownerFile, error) {
-	o := &ownerFile{Format: ownerFormat, fs: f, path: filepath.Join(dir, ownerFileName)}
+	o := newOwner(f, dir)
 	body, err := readFile(f, o.path, 1<<20)
 	if errors.Is(err, fs.ErrNotExist) {
 		return o, nil
@@ -53,18 +59,35 @@ func loadOwner(f vfs.FS, dir string) (*ownerFile, error) {
 	if err := json.Unmarshal(body, o); err != nil {
 		return nil, ownerDamaged(o.path, err)
 	}
+	sum := o.Sum
+	if !sumMatches(body, sum) {
+		return nil, ownerDamaged(o.path, errors.New("its checksum does not match"))
+	}
 	if o.Format > ownerFormat {
 		return nil, fmt.Errorf("%w: %s has format %d", ErrNewerFormat, o.path, o.Format)
 	}
-	sum := o.Sum
 	if again, err := o.encode(); err != nil || o.Sum != sum || !bytes.Equal(again, body) {
 		return nil, ownerDamaged(o.path, errors.New("its checksum does not match"))
 	}
 	return o, nil
 }
 
+// StateVolume returns the id of the volume whose local state a directory holds; empty
+// when it has no owner.json, or a damaged one, which a mount with that directory
+// judges. Errors: ErrNewerFormat, those of the disk.
+func StateVolume(f vfs.FS, dir string) (string, error) {
+	o, err := loadOwner(f, dir)
+	if errors.Is(err, ErrDamaged) {
+		return "", nil // a flipped bit of the id must not make it another volume's
+	}
+	if err != nil {
+		return "", err
+	}
+	return o.Volume, nil
+}
+
 func ownerDamaged(path string, why error) error {
-	return fmt.Errorf("%w: %s can't be read (%w): move the state directory away to mount from the bucket alone, and keep it, since its journal may hold what the bucket has not", ErrDamaged, path, why)
+	return fmt.Errorf("%w: %s can't be read (%w), which says whose the journal beside it is: bring it back, or mount with --accept-lost-journal to set the journal aside for `cistern salvage` and go on from the last commit", ErrDamaged, path, why)
 }
 
 // encode returns the document with its checksum, which it also puts into o.

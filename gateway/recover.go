@@ -187,6 +187,11 @@ func (v *Volume) fencedAt(epoch uint64) error {
 // readOwner reads owner.json, and refuses another volume's state directory.
 func (v *Volume) readOwner() error {
 	o, err := loadOwner(v.fs, v.opt.StateDir)
+	if errors.Is(err, ErrDamaged) && v.opt.AcceptLostJournal {
+		v.log.Warn("damage of owner.json was accepted: whose journal is there is not known", "error", err)
+		o, err = newOwner(v.fs, v.opt.StateDir), nil
+		o.damaged = true
+	}
 	if err != nil {
 		return err
 	}
@@ -202,6 +207,11 @@ func (v *Volume) reign() error {
 	o := v.owner
 	if err := v.unowned(o); err != nil {
 		return err
+	}
+	if o.damaged { // somebody may still read in it whose the journal was
+		if err := v.fs.Rename(o.path, o.path+damagedSuffix); err != nil {
+			return fmt.Errorf("keep the damaged %s: %w", o.path, err)
+		}
 	}
 	id, err := v.randomHex(16)
 	if err != nil {
@@ -269,7 +279,7 @@ func (v *Volume) openJournal(ctx context.Context, path *pathEnd) error {
 			return fmt.Errorf("%w: %s: %w; what it held beyond commit %s is lost: bring it back, or mount with --accept-lost-journal", ErrLostJournal, dir, err, v.head.CommitID)
 		}
 		v.log.Warn("journal is lost and that was accepted", "directory", dir, "error", err)
-		return v.asideNext()
+		return v.asideFrom("the journal was lost: " + err.Error())
 	}
 	return v.journalDamaged(dir, err)
 }
@@ -284,8 +294,14 @@ func (v *Volume) journalDamaged(dir string, err error) error {
 		return fmt.Errorf("%w; mount with --accept-lost-journal to set %s aside and go on from commit %s", journalError(err), dir, v.head.CommitID)
 	}
 	v.log.Warn("journal is damaged and that was accepted", "directory", dir, "error", err)
-	if nerr := v.noteAside("the journal is damaged: "+err.Error(), v.head.CommitID, v.head.LastLSN); nerr != nil {
-		return nerr
+	return v.asideFrom(err.Error())
+}
+
+// asideFrom is asideNext for a journal that is known to build on the volume's last
+// commit.
+func (v *Volume) asideFrom(reason string) error {
+	if err := v.noteAside(reason, v.head.CommitID, v.head.LastLSN); err != nil {
+		return err
 	}
 	return v.asideNext()
 }

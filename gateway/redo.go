@@ -86,7 +86,7 @@ func (v *Volume) redoGap(dir string, info journal.ReplayInfo) error {
 		return fmt.Errorf("%w: records %d to %d are missing between commit %s and the journal in %s; mount with --accept-lost-journal to go on from the commit", ErrLostJournal, info.GapFirst, info.GapLast, v.head.CommitID, dir)
 	}
 	v.log.Warn("journal has a gap and that was accepted", "directory", dir, "first", info.GapFirst, "last", info.GapLast)
-	return v.asideNext()
+	return v.asideFrom(fmt.Sprintf("records %d to %d of the journal were lost", info.GapFirst, info.GapLast))
 }
 
 // sealedByUs says whether every epoch from the journal's to the one before

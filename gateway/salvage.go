@@ -82,6 +82,7 @@ type Salvage struct {
 	report SalvageReport
 	base   *View             // the commit that the journal builds on; nil: not to be had
 	v      *Volume           // the layers over it: state only, nothing runs
+	lost   bool              // records are missing: no file is known to be whole
 	files  map[uint64]string // journal files by incarnation
 	names  map[InodeID]place
 	touch  map[InodeID]*SalvagedFile
@@ -129,7 +130,7 @@ type SalvagedFile struct {
 	First   int64    `json:"first_time"` // nanoseconds since 1970
 	Last    int64    `json:"last_time"`
 	Ranges  []Range  `json:"ranges"`             // that the records changed, as they are in the end
-	Whole   bool     `json:"whole"`              // every byte up to the size is known
+	Whole   bool     `json:"whole"`              // every byte up to the size is known, and no record is missing that could be about it
 	Problem []string `json:"problems,omitempty"` // of an extraction
 	Missing []Range  `json:"missing,omitempty"`  // bytes that an extraction could not bring back
 
@@ -173,7 +174,7 @@ func OpenSalvage(ctx context.Context, o SalvageOptions) (*Salvage, error) {
 		return nil, err
 	}
 	s.files = log.names
-	why := s.openBase(ctx, log.epoch)
+	why := s.openBase(ctx, log)
 	if errors.Is(why, ErrKey) {
 		return nil, why // what would be missing is not lost
 	}
@@ -225,7 +226,7 @@ func (s *Salvage) describe() (int64, error) {
 
 // openBase opens the commit that the journal builds on. The bucket knows it
 // best: its writer may have ended before it had noted its last commit.
-func (s *Salvage) openBase(ctx context.Context, epoch uint64) error {
+func (s *Salvage) openBase(ctx context.Context, log *scanned) error {
 	r := &s.report
 	if s.o.Open == nil || r.URL == "" {
 		return errors.New("the bucket was not asked")
@@ -241,12 +242,17 @@ func (s *Salvage) openBase(ctx context.Context, epoch uint64) error {
 	if r.Volume != "" && doc.ID != r.Volume {
 		return fmt.Errorf("%w: %s is volume %s now, and the journal is of %s", ErrNoVolume, r.URL, doc.ID, r.Volume)
 	}
-	e, err := pathReader{store}.someCommit(ctx, epoch, metadata.CommitID{})
-	if err == nil && (r.Base == nil || e.id.N > r.Base.N) {
-		r.Base, r.BaseLSN = &e.id, e.commit.LastLSN
+	if r.Base == nil && log.gone {
+		return errors.New("no file of the journal is left, which would tell what it builds on")
 	}
-	if errors.Is(err, ErrKey) {
-		return err
+	if !log.gone {
+		var e *entry
+		if e, err = (pathReader{store}).someCommit(ctx, log.epoch, metadata.CommitID{}); err == nil && (r.Base == nil || e.id.N > r.Base.N) {
+			r.Base, r.BaseLSN = &e.id, e.commit.LastLSN
+		}
+		if errors.Is(err, ErrKey) {
+			return err
+		}
 	}
 	if r.Base == nil {
 		return fmt.Errorf("it is not known which commit the journal builds on: %w", err)
@@ -290,4 +296,5 @@ type scanned struct {
 	jumps   map[journal.LSN]journal.LSN // from a file's first record back to the one it follows
 	durable journal.LSN
 	damage  []string // what is not readable, a torn tail among it
+	gone    bool     // there is no file at all
 }

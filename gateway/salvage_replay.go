@@ -15,7 +15,7 @@ import (
 func (s *Salvage) replay(log *scanned) {
 	r := &s.report
 	last := journal.LSN(r.BaseLSN)
-	whole := true
+	whole := !log.gone
 	for _, rec := range log.records {
 		if uint64(rec.LSN) <= r.BaseLSN {
 			continue
@@ -38,6 +38,7 @@ func (s *Salvage) replay(log *scanned) {
 		whole = false
 		r.Damage = append(r.Damage, fmt.Sprintf("records %d to %d of the journal in %s, which were durable, are missing", last+1, log.durable, s.o.Aside.Dir))
 	}
+	s.lost = !whole
 	if whole { // then it is the torn tail, which nobody was promised
 		r.Torn = log.damage
 	} else {
@@ -289,7 +290,7 @@ func (s *Salvage) finish() error {
 		if f.Ranges == nil {
 			f.Ranges = []Range{}
 		}
-		f.Whole = !f.Gone && (s.base != nil || f.born || len(f.Ranges) == 1 && f.Ranges[0] == Range{0, f.Size})
+		f.Whole = !f.Gone && !s.lost && (s.base != nil || f.born || len(f.Ranges) == 1 && f.Ranges[0] == Range{0, f.Size})
 		s.report.Files = append(s.report.Files, f)
 	}
 	slices.SortFunc(s.report.Files, func(a, b *SalvagedFile) int { return strings.Compare(a.Path, b.Path) })

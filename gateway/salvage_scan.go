@@ -3,7 +3,9 @@ package gateway
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 
@@ -33,11 +35,12 @@ func scanJournal(f vfs.FS, dir string) (*scanned, error) {
 		files = append(files, &scanFile{name: name})
 		return files[len(files)-1]
 	}
+	var identity [16]byte // of the files
 	err := journal.Dump(f, dir, func(i journal.DumpItem) error {
 		switch i.Kind {
 		case journal.DumpFile:
 			x := at(i.File)
-			x.seq, x.after = i.Sequence, i.After
+			x.seq, x.after, identity = i.Sequence, i.After, i.Identity
 			s.names[i.Incarnation] = i.File
 			s.epoch = max(s.epoch, i.Epoch)
 			s.durable = max(s.durable, i.Durable)
@@ -50,14 +53,22 @@ func scanJournal(f vfs.FS, dir string) (*scanned, error) {
 			r.Body, r.Data = bytes.Clone(r.Body), nil
 			x := at(i.File)
 			x.records = append(x.records, r)
+		case journal.DumpSynced: // after all files
+			if i.Identity == identity || len(files) == 0 {
+				s.durable = max(s.durable, i.Durable)
+			}
 		case journal.DumpDamage:
 			at(i.File)
 			s.damage = append(s.damage, fmt.Sprintf("%s at byte %d: %s", filepath.Join(dir, i.File), i.Off, i.Reason))
 		}
 		return nil
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("journal: %w", err)
+	}
+	if len(files) == 0 {
+		s.gone = true
+		s.damage = append(s.damage, fmt.Sprintf("%s has no file of the journal any more", dir))
 	}
 	s.order(files)
 	return s, nil

@@ -157,6 +157,20 @@ func (v *Volume) statusParts(s *Status, j journal.Stats, c cache.Stats) {
 	v.folds.mu.Unlock()
 }
 
+// Stuck says why nothing can be committed although the object store may be there;
+// empty when commits get on or only wait for it.
+func (s *Status) Stuck() string {
+	if s.Damaged {
+		return s.CommitError
+	}
+	for _, f := range s.Failing {
+		if f.Work == workCommit && !f.Store {
+			return f.Error
+		}
+	}
+	return ""
+}
+
 func text(err error) string {
 	if err == nil {
 		return ""

@@ -16,7 +16,8 @@ import (
 )
 
 // Verified remembers which objects and extents were read and verified, so that a
-// check of several commits reads what they share once. It takes 16 bytes each; two of
+// check of several commits reads what they share once, unless it is damaged: then each
+// commit's check names the files that have it. It takes 16 bytes each; two of
 // ten million have the same hash with a probability of one in a hundred thousand.
 // Safe for concurrent use.
 type Verified struct {
@@ -31,18 +32,29 @@ func NewVerified() *Verified {
 	return &Verified{seed: maphash.MakeSeed(), seen: map[uint64]struct{}{}}
 }
 
-// first says whether a thing is new, and remembers it. Of nil everything is new.
-func (v *Verified) first(key string, off uint32) bool {
-	if v == nil {
-		return true
-	}
+func (v *Verified) hash(key string, off uint32) uint64 {
 	var h maphash.Hash
 	h.SetSeed(v.seed)
 	h.WriteString(key)
 	var b [4]byte
 	binary.LittleEndian.PutUint32(b[:], off)
 	h.Write(b[:])
-	sum := h.Sum64()
+	return h.Sum64()
+}
+
+// forget makes a thing new again.
+func (v *Verified) forget(key string, off uint32) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.seen, v.hash(key, off))
+}
+
+// first says whether a thing is new, and remembers it. Of nil everything is new.
+func (v *Verified) first(key string, off uint32) bool {
+	if v == nil {
+		return true
+	}
+	sum := v.hash(key, off)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	_, seen := v.seen[sum]
@@ -50,14 +62,15 @@ func (v *Verified) first(key string, off uint32) bool {
 	return !seen
 }
 
-// Mark remembers all that a view's commit refers to, which was verified before.
-func (v *Verified) Mark(view *View) error {
+// Mark remembers all that a view's commit refers to, which was verified before, but
+// for what lies under the keys that were found damaged.
+func (v *Verified) Mark(view *View, damaged map[string]bool) error {
 	err := view.Index().AllSlots(func(_ InodeID, _ uint32, s *metadata.Slot) bool {
-		if s.Base != nil {
+		if s.Base != nil && !damaged[s.Base.Key] {
 			v.first(s.Base.Key, 0)
 		}
 		for i := range s.Patches {
-			if p := &s.Patches[i]; !p.Zero {
+			if p := &s.Patches[i]; !p.Zero && !damaged[p.Seg.Key] {
 				v.first(p.Seg.Key, p.SegOff)
 			}
 		}

@@ -34,6 +34,15 @@
 // files. The incarnation is random for each use of a file, so that the stale
 // groups of an earlier use never match.
 //
+// The file named synced tells up to where records are durable:
+//
+//	synced:  magic "CISTSYN1" 8 | crc32c 4 | version 4 | identity 16 |
+//	         durable lsn 8 | zeros to 64
+//	         The crc covers all that follows it, zeros included.
+//
+// It is written over after each fdatasync of the journal, before those who wait for
+// that return, and is not synced itself.
+//
 // # Recovery
 //
 // The order of files is that of their sequence numbers, not of their names.
@@ -44,10 +53,15 @@
 // between after and first were never used.
 //
 // A bad group at or below the highest LSN that anything calls durable (a group,
-// also one found behind the bad one; a header; the caller) is damage, and Replay
-// stops. Above it, it and everything behind it is the torn tail. A header is
+// also one found behind the bad one; a header; the file synced; the caller) is damage,
+// and Replay stops. Above it, it and everything behind it is the torn tail. A header is
 // durable before its file is used, so a bad one is damage; only a file of
 // length 0 counts as holding nothing.
+//
+// After a kill the file synced speaks for the last group commit, of which no later
+// group tells. After a power loss it may be older, or torn: what it says was true when
+// it was written, and stays so under its identity, so an older one is only less; of one
+// that can't be read, or is another journal's, or missing, nothing is believed.
 //
 // Replayed records that are not known durable are written anew by Start: the last
 // process may have died of a failed fdatasync, after which another one of the
@@ -70,6 +84,6 @@
 // All methods but Open, Replay, Start and Close may run in parallel. Operations
 // are numbered one at a time (Enqueue); one caller hands all that are queued to
 // the kernel, in order, for those who wait (Write), in parallel with the one group
-// commit that runs for all waiting Syncs. The order of locks is leadership of the
+// commit that runs for all waiting Syncs, whose leader writes the file synced. The order of locks is leadership of the
 // group commit, output lock, append lock, Journal.mu; no I/O happens under the last.
 package journal

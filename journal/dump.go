@@ -19,6 +19,7 @@ const (
 	DumpRecord DumpKind = "record" // one of its records
 	DumpDamage DumpKind = "damage" // bytes that should be something, but aren't
 	DumpSpare  DumpKind = "spare"  // a file that is not in use
+	DumpSynced DumpKind = "synced" // the file that tells what is durable; comes last
 )
 
 // DumpItem is one thing in a journal. Which fields count depends on its kind.
@@ -36,7 +37,7 @@ type DumpItem struct {
 	Durable     LSN
 	Count       int    // records of the group
 	Record      Record // valid until the callback returns
-	Reason      string // of the damage
+	Reason      string // of the damage; of DumpSynced: why it says nothing
 }
 
 // Dump shows what the files of a journal hold, file by file in order of their
@@ -53,12 +54,22 @@ func Dump(fs vfs.FS, dir string, fn func(DumpItem) error) error {
 			err = fn(DumpItem{Kind: DumpSpare, File: e.Name()})
 		} else if _, ok := fileNumber(e.Name(), inUse); ok {
 			err = dumpFile(fs, dir, e.Name(), fn)
+		} else if e.Name() == syncedName {
+			err = fn(dumpSynced(fs, dir))
 		}
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func dumpSynced(fs vfs.FS, dir string) DumpItem {
+	s, err := readSynced(fs, filepath.Join(dir, syncedName))
+	if err != nil {
+		return DumpItem{Kind: DumpSynced, File: syncedName, Reason: err.Error()}
+	}
+	return DumpItem{Kind: DumpSynced, File: syncedName, Length: syncedSize, Identity: s.identity, Durable: s.durable}
 }
 
 func dumpFile(fs vfs.FS, dir, name string, fn func(DumpItem) error) error {

@@ -86,7 +86,7 @@ func fromHexLines(t *testing.T, s string, size int) []byte {
 
 func TestFormat_Golden_WriterGivesTheBytesOfV1(t *testing.T) {
 	disk := buildGolden(t)
-	for _, name := range names(t, disk, inUse) {
+	for _, name := range append(names(t, disk, inUse), syncedName) {
 		got := hexLines(readAll(t, disk, name))
 		path := filepath.Join("testdata", "v1", name+".hex")
 		if *update {
@@ -150,7 +150,7 @@ func TestDump_ShowsWholeAndDamagedFiles(t *testing.T) {
 		}))
 		return kinds
 	}
-	if k := count(); k[DumpFile] != 2 || k[DumpRecord] != 5 || k[DumpGroup] != 5 || k[DumpDamage] != 0 {
+	if k := count(); k[DumpFile] != 2 || k[DumpRecord] != 5 || k[DumpGroup] != 5 || k[DumpDamage] != 0 || k[DumpSynced] != 1 {
 		t.Errorf("whole journal: %v", k)
 	}
 	whole := readAll(t, disk, list[0])
@@ -168,6 +168,15 @@ func TestDump_ShowsWholeAndDamagedFiles(t *testing.T) {
 	boom := fmt.Errorf("stop")
 	if err := Dump(disk, testDir, func(DumpItem) error { return boom }); err != boom {
 		t.Errorf("dump whose callback fails: %v", err)
+	}
+}
+
+func TestDecodeSynced_Golden_V1(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "v1", syncedName+".hex"))
+	must(t, err)
+	s, err := decodeSynced(fromHexLines(t, string(text), syncedSize))
+	if err != nil || s.identity != testIdentity || s.durable != 10 {
+		t.Errorf("the file of version 1 gives %+v, %v", s, err)
 	}
 }
 

@@ -76,6 +76,8 @@ type Journal struct {
 	stats      Stats
 	stop       chan struct{} // closed by Close
 	background sync.WaitGroup
+
+	synced syncedWriter // belongs to Start, and then to the leader of the group commit
 }
 
 // file is a journal file, in use or spare.
@@ -156,6 +158,7 @@ func (j *Journal) Start(epoch uint64, next LSN) error {
 		return err
 	}
 	j.advance(next - 1)
+	j.beginSynced(next - 1) // as the new file's header says
 	j.mu.Lock()
 	if j.kept != nil {
 		j.files = slices.DeleteFunc(j.files, func(f *file) bool { return f == j.kept })
@@ -410,6 +413,12 @@ func (j *Journal) closeFiles() error {
 	j.files, j.spares, j.replay.empty = nil, nil, nil
 	j.mu.Unlock()
 	var err error
+	if f := j.synced.f; f != nil {
+		if e := f.Close(); e != nil {
+			err = fmt.Errorf("close %s: %w", j.path(syncedName), e)
+		}
+		j.synced.f = nil
+	}
 	for _, f := range idle {
 		if e := f.f.Close(); e != nil {
 			err = errors.Join(err, fmt.Errorf("close journal file %s: %w", j.path(f.name), e))

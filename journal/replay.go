@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 )
 
 // replayed is what Open and Replay leave for Start.
@@ -28,7 +29,7 @@ func (j *Journal) Replay(after, knownDurable LSN, fn func(Record) error) (Replay
 	}
 	j.mu.Unlock()
 	r := replayer{j: j, after: after, fn: fn}
-	r.info.Durable = knownDurable
+	r.info.Durable = max(knownDurable, j.knownSynced())
 	if err := r.run(); err != nil {
 		return r.info, err
 	}
@@ -47,6 +48,7 @@ type replayer struct {
 	info  ReplayInfo
 	last  LSN    // the last record that counts
 	begun bool   // a file was entered
+	end   tornAt // where the records of the last file end
 	buf   []byte // the file's bytes, reused
 }
 
@@ -86,17 +88,28 @@ func (r *replayer) run() error {
 
 // checkEnd looks for the loss of whole files at the end.
 func (r *replayer) checkEnd() error {
-	name, reason := r.j.dir, ""
+	at := r.end
 	for _, f := range r.j.replay.empty {
-		name, reason = r.j.path(f.name), "file is empty; "
+		at = tornAt{file: f, reason: "file is empty"}
 	}
-	if have := max(r.last, r.after); r.info.Durable > have {
-		return &DamageError{File: name, Reason: fmt.Sprintf("%srecords end at lsn %d, but lsn %d was durable", reason, have, r.info.Durable)}
+	if r.lost() {
+		return r.damage(&at)
 	}
-	if reason != "" {
-		r.info.Torn, r.info.TornReason = true, name+": file is empty"
+	if len(r.j.replay.empty) > 0 {
+		r.info.Torn, r.info.TornReason = true, r.j.path(at.file.name)+": "+at.reason
 	}
 	return nil
+}
+
+// lost tells whether records are missing that were durable.
+func (r *replayer) lost() bool { return r.info.Durable > max(r.last, r.after) }
+
+func (r *replayer) damage(at *tornAt) error {
+	name := r.j.dir
+	if at.file != nil {
+		name = r.j.path(at.file.name)
+	}
+	return &DamageError{File: name, Off: at.off, Reason: at.reason, First: max(r.last, r.after) + 1, Last: r.info.Durable}
 }
 
 // tornAt is where good records end before the file does.
@@ -148,6 +161,7 @@ func (r *replayer) file(f *file, until LSN) (*tornAt, error) {
 	if f.size < f.head.size && r.last < until {
 		return &tornAt{f, f.size, r.last + 1, fmt.Sprintf("file was cut from %d to %d bytes", f.head.size, f.size)}, nil
 	}
+	r.end = tornAt{file: f, off: g.off, reason: "its records end here"}
 	return nil, nil
 }
 
@@ -177,7 +191,7 @@ func tornReason(err error) (string, bool) {
 	case errors.As(err, &bad):
 		return bad.reason, true
 	case errors.Is(err, ErrTorn):
-		return err.Error(), true
+		return strings.TrimPrefix(err.Error(), ErrTorn.Error()+": "), true
 	}
 	return "", false
 }
@@ -303,12 +317,11 @@ func (r *replayer) tear(t *tornAt, files []*file) error {
 			f.last = 0
 		}
 	}
-	name := r.j.path(t.file.name)
-	if have := max(r.last, r.after); r.info.Durable > have {
-		return &DamageError{File: name, Off: t.off, Reason: fmt.Sprintf("%s; records end at lsn %d, but lsn %d was durable", t.reason, have, r.info.Durable)}
+	if r.lost() {
+		return r.damage(t)
 	}
 	r.info.Torn = true
-	r.info.TornReason = fmt.Sprintf("%s at byte %d, lsn %d: %s", name, t.off, t.lsn, t.reason)
+	r.info.TornReason = fmt.Sprintf("%s at byte %d, lsn %d: %s", r.j.path(t.file.name), t.off, t.lsn, t.reason)
 	return nil
 }
 

@@ -132,6 +132,7 @@ func (j *Journal) dirtyFiles(target LSN) []dirtyFile {
 
 // settle notes that records are durable and lets go of their bytes.
 func (j *Journal) settle(lsn LSN) {
+	j.noteSynced(lsn)
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	n := 0

@@ -153,10 +153,19 @@ type DamageError struct {
 	File   string
 	Off    int64
 	Reason string
+	// First to Last were durable and can't be delivered; both 0 where that isn't known.
+	First, Last LSN
 }
 
 func (e *DamageError) Error() string {
-	return fmt.Sprintf("journal is damaged: %s at byte %d: %s", e.File, e.Off, e.Reason)
+	s := fmt.Sprintf("journal is damaged: %s at byte %d: %s", e.File, e.Off, e.Reason)
+	switch {
+	case e.Last == 0:
+		return s
+	case e.First == e.Last:
+		return fmt.Sprintf("%s; record %d was durable", s, e.Last)
+	}
+	return fmt.Sprintf("%s; records %d to %d were durable", s, e.First, e.Last)
 }
 
 // Is makes the error match ErrDamaged.

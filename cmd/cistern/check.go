@@ -26,6 +26,26 @@ type checkReport struct {
 	Found   []checkProblem `json:"found"`
 	Rebuild string         `json:"index_to_rebuild,omitempty"`
 	Pins    []pinResult    `json:"pins,omitempty"` // with --data: commits that are kept beside the last one
+
+	damaged map[string]bool        // keys of the last commit's problems
+	told    map[fileAndObject]bool // problems of the commits that were looked at
+}
+
+// fileAndObject is a problem that several commits have.
+type fileAndObject struct {
+	inode uint64
+	key   string
+}
+
+// tell notes a problem of a commit.
+func (r *checkReport) tell(p *checkProblem) {
+	if r.told == nil {
+		r.told, r.damaged = map[fileAndObject]bool{}, map[string]bool{}
+	}
+	if len(r.told) < maxFound {
+		r.damaged[p.Key] = true
+		r.told[fileAndObject{p.Inode, p.Key}] = true
+	}
 }
 
 // maxFound bounds the problems that a JSON document lists.
@@ -72,6 +92,7 @@ written just now. At a past commit, uploads that no commit names are not counted
 				bar.Set(e.Done, e.Total)
 				return nil
 			}
+			r.tell(e.Problem)
 			if asJSON {
 				if len(r.Found) < maxFound {
 					r.Found = append(r.Found, *e.Problem)
@@ -127,7 +148,7 @@ func (a *app) checkPinned(ctx context.Context, t target, s *store, list []gatewa
 		}
 		return errors.Join(f(v), v.close())
 	}
-	err := at(r.Commit.N, func(v *view) error { return seen.Mark(v.View) })
+	err := at(r.Commit.N, func(v *view) error { return seen.Mark(v.View, r.damaged) })
 	if err != nil && !notKept(err) { // then there is more to verify
 		return err
 	}
@@ -141,6 +162,10 @@ func (a *app) checkPinned(ctx context.Context, t target, s *store, list []gatewa
 			c, err := v.Check(ctx, gateway.CheckOptions{
 				Data: true, Verified: seen, Progress: bar.Set,
 				Problem: func(q gateway.Problem) {
+					if r.told[fileAndObject{uint64(q.Inode), q.Key}] {
+						return // of a commit before
+					}
+					result.Problems++
 					if len(found) < maxFound {
 						found = append(found, checkProblem{
 							Path: text(q.Path), Inode: uint64(q.Inode), Offset: q.Off, Length: q.Len, Key: q.Key, Reason: fmt.Sprintf("%s; commit %d has it", q.Reason, p.N),
@@ -148,7 +173,7 @@ func (a *app) checkPinned(ctx context.Context, t target, s *store, list []gatewa
 					}
 				},
 			})
-			result.Bytes, result.Problems = c.Bytes, c.Problems
+			result.Bytes = c.Bytes
 			return err
 		})
 		if err != nil || result.Problems > 0 {
@@ -164,6 +189,9 @@ func (a *app) checkPinned(ctx context.Context, t target, s *store, list []gatewa
 		r.Problems += result.Problems
 		r.Bytes += result.Bytes
 		r.Pins = append(r.Pins, result)
+		for i := range found {
+			r.tell(&found[i])
+		}
 		if err := a.foundInPin(r, found, asJSON); err != nil {
 			return err
 		}

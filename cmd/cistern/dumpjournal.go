@@ -90,6 +90,11 @@ func (a *app) showJournal(i *journal.DumpItem, data bool) error {
 		return a.say("  %8d group of %s, LSN %d to %d, epoch %d, durable %d", i.Off, count(i.Count, "record"), i.First, i.Last, i.Epoch, i.Durable)
 	case journal.DumpSpare:
 		return a.say("%s  spare", i.File)
+	case journal.DumpSynced:
+		if i.Reason != "" {
+			return a.say("%s  tells nothing: it %s", i.File, i.Reason)
+		}
+		return a.say("%s  durable %d", i.File, i.Durable)
 	case journal.DumpDamage:
 		return a.say("  %8d %s", i.Off, i.Reason)
 	}
@@ -110,7 +115,7 @@ func (a *app) showJournal(i *journal.DumpItem, data bool) error {
 // journalItem is the JSON of one thing in a journal; which fields it has depends
 // on its kind.
 type journalItem struct {
-	Kind        journal.DumpKind `json:"kind"` // file, group, record, damage or spare
+	Kind        journal.DumpKind `json:"kind"` // file, group, record, damage, spare or synced
 	File        string           `json:"file"`
 	Offset      int64            `json:"offset"` // in the file; of a record: its group's
 	Length      int64            `json:"length,omitempty"`

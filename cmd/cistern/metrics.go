@@ -18,14 +18,15 @@ import (
 	"github.com/cisternfs/cistern/gateway"
 )
 
-// unhealthy says why a mount can't take writes; empty when it can. A bucket that
-// is away is no reason: writes go on locally.
+// unhealthy says why a mount can't take writes, or can't bring them to the bucket;
+// empty when it can. A bucket that is away is no reason: writes go on locally, and it
+// gets them when it is back.
 func unhealthy(s *gateway.Status) string {
 	switch {
 	case s.ReadOnly != "":
 		return "read-only: " + s.ReadOnly
-	case s.Damaged:
-		return "nothing can be committed: " + s.CommitError
+	case s.Stuck() != "":
+		return "nothing can be committed: " + s.Stuck()
 	}
 	return ""
 }
@@ -137,6 +138,7 @@ func newStatusCollector(status func() gateway.Status) *statusCollector {
 	add(counter, "uploaded_bytes_total", "Bytes that were stored in the bucket.", func(s *gateway.Status) float64 { return float64(s.Uploaded) })
 	add(counter, "fetched_bytes_total", "Bytes of data that were read from the bucket.", func(s *gateway.Status) float64 { return float64(s.Fetched) })
 	add(counter, "commits_total", "Commits.", func(s *gateway.Status) float64 { return float64(s.Commits) })
+	add(gauge, "commits_stuck", "1 while nothing can be committed for a reason that is not the object store.", func(s *gateway.Status) float64 { return flag(s.Stuck() != "") })
 	add(counter, "folds_total", "Slots folded.", func(s *gateway.Status) float64 { return float64(s.Folds) })
 	add(counter, "collected_total", "Dead things deleted from the bucket.", func(s *gateway.Status) float64 { return float64(s.Collected) })
 	add(counter, "throttled_total", "Times that a writer waited for a commit.", func(s *gateway.Status) float64 { return float64(s.Throttled) })

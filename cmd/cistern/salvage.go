@@ -239,6 +239,8 @@ func (a *app) tellSalvage(o *salvageOptions, r *gateway.SalvageReport) error {
 			state = "has no name any more"
 		case len(f.Missing) > 0:
 			state = count(int64(len(f.Missing)), "range") + " missing"
+		case !f.Whole && r.BaseRead:
+			state = "later writes may be lost"
 		case !f.Whole:
 			state = "ranges only"
 		}

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/vfs"
 	"github.com/cisternfs/cistern/objstore"
 )
@@ -96,26 +97,16 @@ func shortHash(s string) string {
 }
 
 // stateOwner is what a state directory says about whose it is.
-type stateOwner struct {
-	Volume string `json:"volume"`
-}
+type stateOwner struct{ Volume string }
 
-// readStateOwner reads a state directory's owner; empty when it has none.
+// readStateOwner reads a state directory's owner; empty when it has none, or one that
+// is damaged, which is judged when the volume is opened.
 func readStateOwner(dir string) (stateOwner, error) {
-	var o stateOwner
-	path := filepath.Join(dir, ownerName)
-	body, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return o, nil
-	}
+	id, err := gateway.StateVolume(vfs.OS(), dir)
 	if err != nil {
-		return o, fmt.Errorf("state directory: %w", localError(path, err))
+		return stateOwner{}, fmt.Errorf("state directory: %w", localError(filepath.Join(dir, ownerName), err))
 	}
-	// What does not parse is judged when the volume is opened.
-	if json.Unmarshal(body, &o) != nil {
-		o = stateOwner{}
-	}
-	return o, nil
+	return stateOwner{id}, nil
 }
 
 // record says who serves a mount point.

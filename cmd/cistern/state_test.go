@@ -1,11 +1,15 @@
 package main
 
 import (
-	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cisternfs/cistern/objstore"
 )
 
 // usualState makes the default state directory of the test's volume look like
@@ -20,17 +24,48 @@ func (p *place) usualState(a *app, volume string) string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	body, err := json.Marshal(stateOwner{Volume: volume})
-	if err == nil {
-		err = os.MkdirAll(dir, 0o700)
-	}
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "owner.json"), body, 0o600)
-	}
-	if err != nil {
+	p.leaveOwner(dir, volume)
+	return dir
+}
+
+// leaveOwner makes a directory look like one that a mount of the given volume left.
+func (p *place) leaveOwner(dir, volume string) {
+	p.t.Helper()
+	body := []byte(`{"format":1,"volume":"` + volume + `","journal":"","reigns":null,"crc32c":"00000000"}`)
+	sum := crc32.Checksum(body, crc32.MakeTable(crc32.Castagnoli))
+	body = append(body[:len(body)-10], fmt.Sprintf("%08x\"}\n", sum)...)
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, ownerName), body, 0o600)); err != nil {
 		p.t.Fatal(err)
 	}
-	return dir
+}
+
+// A bit of the volume's id flips in owner.json: a mount must not take the directory
+// for another volume's and go on with an empty one.
+func TestMount_Preflight_OwnerFileDamaged(t *testing.T) {
+	p := newPlace(t)
+	a := &app{base: p.path("base"), stderr: os.Stderr, lookup: os.LookupEnv}
+	p.must("format", p.url())
+	id := decode[volumeStatus](t, p.must("status", "--json", p.url())).Volume
+	dir := p.usualState(a, id)
+	name := filepath.Join(dir, ownerName)
+	whole := readFile(t, name)
+	for i := range len(whole) - 1 {
+		b := []byte(whole)
+		b[i] ^= 1
+		if err := os.WriteFile(name, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if o, err := readStateOwner(dir); err != nil || o.Volume != "" {
+			t.Errorf("byte %d flipped: the directory is volume %q's, %v", i, o.Volume, err)
+		}
+		u, err := objstore.ParseURL(p.url())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := a.volumeState(u, id); err != nil || got != dir {
+			t.Errorf("byte %d flipped: state directory %s, %v", i, got, err)
+		}
+	}
 }
 
 func TestApp_Destroy_TakesItsLocalStateAndNoOther(t *testing.T) {
