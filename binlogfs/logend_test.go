@@ -2,6 +2,7 @@ package binlogfs
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"testing"
@@ -63,5 +64,10 @@ func TestReadLogEnd_Encrypted(t *testing.T) {
 		if end, err := ReadLogEnd(t.Context(), bytes.NewReader(body), "x.000001"); !errors.Is(err, ErrEncrypted) || errors.Is(err, ErrCorrupt) {
 			t.Errorf("%s: %+v, %v, want ErrEncrypted", name, end, err)
 		}
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if end, err := ReadLogEnd(ended, bytes.NewReader(body), "x.000001"); !errors.Is(err, context.Canceled) {
+		t.Errorf("after the end of its time: %+v, %v", end, err)
 	}
 }

@@ -87,14 +87,21 @@ func (v *Volume) Check(ctx context.Context, o CheckOptions) (CheckReport, error)
 	return c.r, c.bucket(ctx)
 }
 
-// Check is Volume.Check for the view's commit.
+// Check is Volume.Check for the view's commit. ErrCollected: collection has passed it
+// meanwhile, so that what was found missing is no damage.
 func (v *View) Check(ctx context.Context, o CheckOptions) (CheckReport, error) {
 	c := v.newCheck(v.Index(), &v.doc, o)
 	c.view = true
 	if err := c.index(); err != nil {
 		return c.r, err
 	}
-	return c.r, c.bucket(ctx)
+	err := c.bucket(ctx)
+	if err == nil && c.r.Problems > 0 {
+		if err = v.kept(ctx); errors.Is(err, ErrCollected) {
+			err = fmt.Errorf("what is missing was deleted while it was looked for, which is no damage: check again: %w", err)
+		}
+	}
+	return c.r, err
 }
 
 // check is one run. Memory: about 100 bytes a key in the bucket, and 60 an

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -23,7 +24,7 @@ type FormatOptions struct {
 	URL        string
 	ObjectSize int64             // bytes, default 5 MiB; 4 KiB to 64 MiB
 	QuotaBytes int64             // 0: none
-	Retention  time.Duration     // default 24 h
+	Retention  time.Duration     // in whole seconds; 0: what is replaced goes with the next collection
 	UID, GID   uint32            // of the top directory
 	Compress   string            // blocks: empty or none, lz4 or zstd
 	Keys       *Keys             // encrypts the volume with its first key; nil: it is not encrypted
@@ -74,6 +75,8 @@ func (o *FormatOptions) complete() (blockcodec.Method, error) {
 		return method, fmt.Errorf("%w: object size %d: must be 4 KiB to 64 MiB and a multiple of 4 KiB", ErrInvalid, o.ObjectSize)
 	case o.QuotaBytes < 0 || o.Retention < 0:
 		return method, fmt.Errorf("%w: quota and retention can't be negative", ErrInvalid)
+	case o.Retention%time.Second != 0:
+		return method, fmt.Errorf("%w: retention %v: give whole seconds", ErrInvalid, o.Retention)
 	case o.PlainNames && o.Keys.First() == nil:
 		return method, fmt.Errorf("%w: names are readable in a volume that is not encrypted: give a key, or leave that out", ErrInvalid)
 	}
@@ -176,7 +179,30 @@ func formatTarget(ctx context.Context, s objstore.Store, url string) error {
 	if _, err := s.Head(ctx, metadata.LeaseKey); err == nil {
 		return fmt.Errorf("%w: %s holds a volume whose format did not end; unless it is under way, `cistern destroy --yes --takeover` clears it", ErrExist, url)
 	}
+	if inner := InnerVolume(ctx, s, list[0].Key); inner != "" {
+		return fmt.Errorf("%w: %s is not empty (it holds %s, of the volume in %s): choose an empty prefix", ErrExist, url, list[0].Key, inner)
+	}
 	return fmt.Errorf("%w: %s is not empty (it holds %s): choose an empty prefix", ErrExist, url, list[0].Key)
+}
+
+// maxInner is how many prefixes of a key are looked at for a volume's.
+const maxInner = 32
+
+// InnerVolume returns which part of a key, from its beginning and without a slash at
+// its end, is the prefix of a volume in s; empty when none is known to be. It takes a
+// request for each slash in the key.
+func InnerVolume(ctx context.Context, s objstore.Store, key string) string {
+	for i, n := 0, 0; n < maxInner; n++ {
+		next := strings.IndexByte(key[i:], '/')
+		if next < 0 {
+			break
+		}
+		i += next + 1
+		if _, err := ReadVolumeDoc(ctx, objstore.WithPrefix(s, key[:i]), ""); err == nil || errors.Is(err, ErrNewerFormat) {
+			return key[:i-1]
+		}
+	}
+	return ""
 }
 
 // HostOwner says who this process is.

@@ -98,6 +98,9 @@ type Options struct {
 
 	// Schedules keeps the volume's schedules of snapshots while it is open.
 	Schedules bool
+	// Database is how a scheduled snapshot of a volume learns of the database in it;
+	// nil: not at all.
+	Database func(v *Volume) DatabaseOf
 	// Manual runs no background work: a test calls Commit, Fold and the rest.
 	Manual bool
 	// Now is the wall clock, for timestamps; default time.Now.

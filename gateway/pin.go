@@ -53,8 +53,32 @@ type PinOptions struct {
 	Tags     map[string]string
 	Commit   uint64        // its number; 0: the last
 	Lifetime time.Duration // after which it ends unless renewed, at least 4 h; 0: it does not end
+	Database DatabaseOf    // what the pin says of the database in the commit; nil: nothing
 	Rand     io.Reader     // default: the system's
 	Now      func() time.Time
+}
+
+// DatabaseOf finds the end of a database's binary log in a commit; nil when there is
+// none, or it can't be told in time. It returns soon after its context has ended, which
+// is soon: a pin does not wait for what is only told.
+type DatabaseOf func(ctx context.Context, id metadata.CommitID) *metadata.PinDatabase
+
+// databaseWait bounds the look at a database, which goes on while the pin is written.
+const databaseWait = 100 * time.Millisecond
+
+// look begins to look at the database in a commit. The function returns what was found
+// and can be called several times; after its first return nothing goes on.
+func (o *PinOptions) look(ctx context.Context, id metadata.CommitID) func() *metadata.PinDatabase {
+	if o.Database == nil {
+		return func() *metadata.PinDatabase { return nil }
+	}
+	ctx, cancel := context.WithTimeout(ctx, databaseWait)
+	found := make(chan *metadata.PinDatabase, 1)
+	go func() { found <- o.Database(ctx, id) }()
+	return sync.OnceValue(func() *metadata.PinDatabase {
+		defer cancel()
+		return <-found
+	})
 }
 
 func (o *PinOptions) complete() error {
@@ -86,7 +110,8 @@ type Pin struct {
 	id      metadata.CommitID
 	created int64           // nanoseconds since 1970
 	of      metadata.Commit // time and totals, which the object shows
-	turn    chan struct{}   // holds a token; whoever has it may renew or release
+	look    func() *metadata.PinDatabase
+	turn    chan struct{} // holds a token; whoever has it may renew or release
 
 	mu       sync.Mutex // guards the fields below
 	now      pinObject
@@ -119,6 +144,8 @@ func PinCommit(ctx context.Context, o PinOptions) (*Pin, error) {
 	}
 	p := &Pin{o: o, id: head.id, created: o.Now().UnixNano(), turn: make(chan struct{}, 1)}
 	p.of.Time, p.of.Totals = head.commit.Time, head.commit.Totals
+	p.look = o.look(ctx, p.id)
+	defer p.look()
 	if p.now, err = p.establish(ctx, pinObject{}); err != nil {
 		return nil, err
 	}
@@ -300,13 +327,22 @@ func (p *Pin) write(ctx context.Context, kind string, lifetime time.Duration) (p
 		x.expiry = p.o.Now().Add(lifetime).UnixNano()
 	}
 	doc := metadata.Pin{
-		Kind: kind, Name: p.o.Name, Commit: p.id, Holder: p.o.Holder, Expiry: x.expiry,
+		Database: p.database(kind), Kind: kind, Name: p.o.Name, Commit: p.id, Holder: p.o.Holder, Expiry: x.expiry,
 		Lifetime: lifetime, Created: p.created, Time: p.of.Time, Totals: p.of.Totals, Tags: p.o.Tags,
 	}
 	if err := objstore.Create(ctx, p.o.Store, x.key, metadata.EncodePin(&doc)); err != nil {
 		return x, storeError("pin commit "+p.id.String(), err)
 	}
 	return x, nil
+}
+
+// database is what the document of that kind says of the database: a claim nothing,
+// which is written at once.
+func (p *Pin) database(kind string) *metadata.PinDatabase {
+	if kind == pinClaim {
+		return nil
+	}
+	return p.look()
 }
 
 // decodePin reads a pin's document. Its Expiry is as the store's clock has it, in

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"path/filepath"
+	"time"
 
 	"github.com/cisternfs/cistern/internal/extent"
 	"github.com/cisternfs/cistern/internal/vfs"
@@ -121,18 +122,18 @@ const maxSalvageOps = 100000
 
 // SalvagedFile is a regular file whose bytes the records change.
 type SalvagedFile struct {
-	Inode   InodeID  `json:"inode"`
-	Path    string   `json:"path"` // inode-<n>/… where the names above are not known
-	Gone    bool     `json:"gone"` // it has no name any more: not extracted
-	Writes  int      `json:"writes"`
-	Bytes   int64    `json:"bytes"` // written, counted every time
-	Size    int64    `json:"size"`
-	First   int64    `json:"first_time"` // nanoseconds since 1970
-	Last    int64    `json:"last_time"`
-	Ranges  []Range  `json:"ranges"`             // that the records changed, as they are in the end
-	Whole   bool     `json:"whole"`              // every byte up to the size is known, and no record is missing that could be about it
-	Problem []string `json:"problems,omitempty"` // of an extraction
-	Missing []Range  `json:"missing,omitempty"`  // bytes that an extraction could not bring back
+	Inode   InodeID   `json:"inode"`
+	Path    string    `json:"path"` // inode-<n>/… where the names above are not known
+	Gone    bool      `json:"gone"` // it has no name any more: not extracted
+	Writes  int       `json:"writes"`
+	Bytes   int64     `json:"bytes"` // written, counted every time
+	Size    int64     `json:"size"`
+	First   time.Time `json:"first_time"`
+	Last    time.Time `json:"last_time"`
+	Ranges  []Range   `json:"ranges"`             // that the records changed, as they are in the end
+	Whole   bool      `json:"whole"`              // every byte up to the size is known, and no record is missing that could be about it
+	Problem []string  `json:"problems,omitempty"` // of an extraction
+	Missing []Range   `json:"missing,omitempty"`  // bytes that an extraction could not bring back
 
 	born bool // by these records: all of it is known
 }
@@ -145,13 +146,13 @@ type Range struct {
 
 // SalvagedOp is a change of names or sizes.
 type SalvagedOp struct {
-	LSN   uint64  `json:"lsn"`
-	Op    string  `json:"op"`
-	Inode InodeID `json:"inode,omitempty"`
-	Path  string  `json:"path,omitempty"`
-	To    string  `json:"to,omitempty"`
-	Size  *int64  `json:"size,omitempty"`
-	Time  int64   `json:"time,omitempty"`
+	LSN   uint64    `json:"lsn"`
+	Op    string    `json:"op"`
+	Inode InodeID   `json:"inode,omitempty"`
+	Path  string    `json:"path,omitempty"`
+	To    string    `json:"to,omitempty"`
+	Size  *int64    `json:"size,omitempty"`
+	Time  time.Time `json:"time,omitzero"`
 	// Skipped: it does not fit what is known of the state.
 	Skipped string `json:"skipped,omitempty"`
 }

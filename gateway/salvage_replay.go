@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cisternfs/cistern/journal"
 	"github.com/cisternfs/cistern/metadata"
@@ -128,6 +129,7 @@ func (s *Salvage) invent(op operation) {
 // describeOp lists an operation on names or sizes; nil for those on bytes.
 func (s *Salvage) describeOp(lsn journal.LSN, op operation) *SalvagedOp {
 	n := &SalvagedOp{LSN: uint64(lsn)}
+	at := func(ns int64) time.Time { return time.Unix(0, ns).UTC() }
 	inode := func(parent InodeID, name string) InodeID {
 		d, err := s.v.name(parent, name)
 		if err != nil {
@@ -137,32 +139,32 @@ func (s *Salvage) describeOp(lsn journal.LSN, op operation) *SalvagedOp {
 	}
 	switch o := op.(type) {
 	case *createOp:
-		n.Op, n.Inode, n.Time = createdAs(o.mode), o.ino, o.time
+		n.Op, n.Inode, n.Time = createdAs(o.mode), o.ino, at(o.time)
 		if o.name != "" {
 			n.Path = s.join(o.parent, o.name)
 		}
 		n.To = string(o.target)
 	case *linkOp:
-		n.Op, n.Inode, n.Path, n.To, n.Time = "link", o.ino, s.path(o.ino), s.join(o.parent, o.name), o.time
+		n.Op, n.Inode, n.Path, n.To, n.Time = "link", o.ino, s.path(o.ino), s.join(o.parent, o.name), at(o.time)
 	case *unlinkOp:
-		n.Op, n.Inode, n.Path, n.Time = "unlink", inode(o.parent, o.name), s.join(o.parent, o.name), o.time
+		n.Op, n.Inode, n.Path, n.Time = "unlink", inode(o.parent, o.name), s.join(o.parent, o.name), at(o.time)
 		if o.dir {
 			n.Op = "rmdir"
 		}
 	case *renameOp:
-		n.Op, n.Inode, n.Path, n.To, n.Time = "rename", inode(o.parent, o.name), s.join(o.parent, o.name), s.join(o.newParent, o.newName), o.time
+		n.Op, n.Inode, n.Path, n.To, n.Time = "rename", inode(o.parent, o.name), s.join(o.parent, o.name), s.join(o.newParent, o.newName), at(o.time)
 		if o.flags&RenameExchange != 0 {
 			n.Op = "exchange"
 		}
 	case *setAttrOp:
-		n.Op, n.Inode, n.Path, n.Time, n.Size = "attributes", o.ino, s.path(o.ino), o.time, o.set.Size
+		n.Op, n.Inode, n.Path, n.Time, n.Size = "attributes", o.ino, s.path(o.ino), at(o.time), o.set.Size
 		if o.set.Size != nil {
 			n.Op = "truncate"
 		}
 	case *xattrOp:
-		n.Op, n.Inode, n.Path, n.Time, n.To = "xattr", o.ino, s.path(o.ino), o.time, o.name
+		n.Op, n.Inode, n.Path, n.Time, n.To = "xattr", o.ino, s.path(o.ino), at(o.time), o.name
 	case *publishOp:
-		n.Op, n.Inode, n.Path, n.Time, n.Size = "publish", o.ino, s.path(o.ino), o.time, &o.size
+		n.Op, n.Inode, n.Path, n.Time, n.Size = "publish", o.ino, s.path(o.ino), at(o.time), &o.size
 	case *reapOp:
 		n.Op, n.Inode = "free", o.ino
 	case *setOp:
@@ -235,12 +237,14 @@ func (s *Salvage) noteData(op operation) {
 	file := func(ino InodeID, now, n int64, writes int) {
 		f := s.touch[ino]
 		if f == nil {
-			f = &SalvagedFile{Inode: ino, First: now}
+			f = &SalvagedFile{Inode: ino, First: time.Unix(0, now).UTC()}
 			s.touch[ino] = f
 		}
 		f.Writes += writes
 		f.Bytes += n
-		f.Last = max(f.Last, now)
+		if at := time.Unix(0, now).UTC(); at.After(f.Last) {
+			f.Last = at
+		}
 	}
 	switch o := op.(type) {
 	case *writeOp:

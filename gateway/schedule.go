@@ -380,11 +380,20 @@ func (v *Volume) scheduled(ctx context.Context, s *Schedule, now time.Time) (Sna
 	info, err := createSnapshot(ctx, SnapshotOptions{
 		Store: v.store, URL: v.opt.URL, Name: s.Name + "-" + now.UTC().Format("20060102-150405"), Commit: id.N, Tags: tags,
 		Holder: fmt.Sprintf("%s, process %d: schedule %s", v.opt.Owner.Host, v.opt.Owner.PID, s.Name), Rand: v.opt.Rand, Now: v.opt.Now,
+		Database: v.databaseOf(),
 	})
 	if err == nil {
 		v.log.Info("snapshot made by its schedule", "volume", v.opt.URL, "snapshot", info.Name, "commit", info.Commit)
 	}
 	return info, err
+}
+
+// databaseOf is how the volume's own snapshots learn of a database in them.
+func (v *Volume) databaseOf() DatabaseOf {
+	if v.opt.Database == nil {
+		return nil
+	}
+	return v.opt.Database(v)
 }
 
 // pruneScheduled deletes a schedule's snapshots that none of its rules keeps.

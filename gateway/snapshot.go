@@ -44,6 +44,7 @@ type SnapshotOptions struct {
 	Tags     map[string]string // at most 32; keys of 64 bytes [A-Za-z0-9._-], values of 256 bytes
 	Commit   uint64            // its number; 0: the last
 	Lifetime time.Duration     // after which it expires, at least 4 h; 0: it does not
+	Database DatabaseOf        // what it says of the database in it; nil: nothing
 	Rand     io.Reader         // default: the system's
 	Now      func() time.Time
 }
@@ -60,6 +61,8 @@ type SnapshotInfo struct {
 	Tags    map[string]string
 	Holder  string
 	Key     string
+
+	Database *metadata.PinDatabase // nil: it does not tell
 }
 
 // ErrNameTaken: the volume has a snapshot of that name.
@@ -188,7 +191,7 @@ func createSnapshot(ctx context.Context, o SnapshotOptions) (SnapshotInfo, error
 	}
 	p, err := PinCommit(ctx, PinOptions{
 		Store: o.Store, URL: o.URL, Kind: PinSnapshot, Name: o.Name, Holder: o.Holder, Tags: o.Tags,
-		Commit: o.Commit, Lifetime: o.Lifetime, Rand: o.Rand, Now: o.Now,
+		Commit: o.Commit, Lifetime: o.Lifetime, Database: o.Database, Rand: o.Rand, Now: o.Now,
 	})
 	if err != nil {
 		return SnapshotInfo{}, err
@@ -322,6 +325,7 @@ func snapshotInfo(p *metadata.Pin, key string, now time.Time) SnapshotInfo {
 	return SnapshotInfo{
 		Name: p.Name, Commit: p.Commit, Time: at(p.Time), Created: at(p.Created), Expiry: at(p.Expiry),
 		Expired: p.Expiry != 0 && p.Expiry <= now.UnixNano(), Totals: p.Totals, Tags: p.Tags, Holder: p.Holder, Key: key,
+		Database: p.Database,
 	}
 }
 

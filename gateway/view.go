@@ -253,7 +253,32 @@ func (v *View) Read(ctx context.Context, n *Inode, p []byte, off int64) (int, er
 	if v.local != nil {
 		return v.local.read(ctx, n.ID, n, p, off)
 	}
-	return len(p), v.readRange(ctx, n, p, off)
+	if err := v.readRange(ctx, n, p, off); err != nil {
+		return len(p), v.orCollected(ctx, err)
+	}
+	return len(p), nil
+}
+
+// orCollected is an error of reading what is missing in the bucket: ErrCollected, when
+// collection has passed the commit since it was opened, which is no damage.
+func (v *View) orCollected(ctx context.Context, err error) error {
+	if !errors.Is(err, objstore.ErrNotExist) {
+		return err
+	}
+	if gone := v.kept(ctx); errors.Is(gone, ErrCollected) {
+		return gone
+	}
+	return err
+}
+
+// kept returns ErrCollected when collection has passed the commit that is shown, and
+// another error when that can't be told.
+func (v *View) kept(ctx context.Context) error {
+	head, err := headOf(ctx, v.store)
+	if err != nil {
+		return err
+	}
+	return stillKept(ctx, v.store, v.Head().CommitID, head.commit.Horizon, v.url)
 }
 
 // readRange fills p, which lies within the file, from the store.

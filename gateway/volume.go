@@ -128,6 +128,9 @@ func (v *Volume) ObjectSize() int64 { return v.objectSize }
 // ID is the volume's identity.
 func (v *Volume) ID() string { return v.doc.ID }
 
+// EncryptsDocuments says whether names and positions are to be seen with a key alone.
+func (v *Volume) EncryptsDocuments() bool { return v.doc.EncryptsDocuments() }
+
 func (v *Volume) clock() int64 { return v.opt.Now().UnixNano() }
 
 // Appended operations need at most this many bytes beside their data and names.

@@ -136,6 +136,8 @@ func documents() []document {
 	snapshot := &Pin{Kind: "snapshot", Name: "nightly", Commit: CommitID{Epoch: 3, N: 42}, Holder: "dba@db1", Created: 1700000000123456789,
 		Time: 1700000000000000001, Totals: Totals{Inodes: 17, UsedBytes: 1 << 60}, Tags: map[string]string{"why": "upgrade\xff", "a": ""}}
 	claim := &Pin{Kind: "claim", Name: "mount", Commit: CommitID{Epoch: 3, N: 42}, Expiry: 1800000000000000000, Lifetime: 24 * time.Hour, Created: 1700000000123456789}
+	database := &Pin{Kind: "snapshot", Name: "db", Commit: CommitID{Epoch: 3, N: 42}, Created: 1700000000123456789, Time: 1700000000000000001,
+		Database: &PinDatabase{Dir: "mysql\xff", Server: "11.8.8-MariaDB-log", File: "mysql-bin.000012", Offset: 1 << 60, GTID: "0-1-5518,3-11-8"}}
 	return []document{
 		{"commit", commit, func() []byte { return EncodeCommit(commit) }, anyOf(DecodeCommit)},
 		{"seal", seal, func() []byte { return EncodeSeal(seal) }, anyOf(DecodeSeal)},
@@ -144,6 +146,7 @@ func documents() []document {
 		{"pin", pin, func() []byte { return EncodePin(pin) }, anyOf(DecodePin)},
 		{"pin-snapshot", snapshot, func() []byte { return EncodePin(snapshot) }, anyOf(DecodePin)},
 		{"pin-lifetime", claim, func() []byte { return EncodePin(claim) }, anyOf(DecodePin)},
+		{"pin-database", database, func() []byte { return EncodePin(database) }, anyOf(DecodePin)},
 		{"commit-frames", frames, func() []byte { return EncodeCommit(frames) }, anyOf(DecodeCommit)},
 		{"volume-clone", clone, func() []byte { return EncodeVolume(clone) }, anyOf(DecodeVolume)},
 		{"detached", detached, func() []byte { return EncodeDetached(detached) }, anyOf(DecodeDetached)},

@@ -257,6 +257,39 @@ type Pin struct {
 	Time    int64             // of the commit, nanoseconds since 1970
 	Totals  Totals            // of the commit
 	Tags    map[string]string // of a snapshot
+	// Database is where a server that starts on a snapshot goes on; nil: nobody looked.
+	Database *PinDatabase
+}
+
+// PinDatabase is the end of the binary log of the database directory that a commit has.
+type PinDatabase struct {
+	Dir    string // of the data, from the top
+	Server string // its version
+	File   string // the last binary log
+	Offset int64  // in it, behind the last whole group
+	GTID   string // the position up to there
+}
+
+type pinDatabaseDoc struct {
+	Dir    text   `json:"dir"`
+	Server text   `json:"server"`
+	File   text   `json:"file"`
+	Offset snum   `json:"offset"`
+	GTID   string `json:"gtid"`
+}
+
+func newPinDatabaseDoc(d *PinDatabase) *pinDatabaseDoc {
+	if d == nil {
+		return nil
+	}
+	return &pinDatabaseDoc{text(d.Dir), text(d.Server), text(d.File), snum(d.Offset), d.GTID}
+}
+
+func (d *pinDatabaseDoc) database() *PinDatabase {
+	if d == nil {
+		return nil
+	}
+	return &PinDatabase{string(d.Dir), string(d.Server), string(d.File), int64(d.Offset), d.GTID}
 }
 
 type pinDoc struct {
@@ -274,6 +307,7 @@ type pinDoc struct {
 	Used     snum            `json:"used,omitempty"`
 	Inodes   num             `json:"inodes,omitempty"`
 	Tags     map[string]text `json:"tags,omitempty"`
+	Database *pinDatabaseDoc `json:"database,omitempty"`
 }
 
 // EncodePin returns the pin's document.
@@ -282,6 +316,7 @@ func EncodePin(p *Pin) []byte {
 		docHead: docHead{Kind: "pin", V: formatVersion}, PinKind: p.Kind, Name: text(p.Name),
 		Commit: newIDDoc(p.Commit), Holder: text(p.Holder), Expiry: snum(p.Expiry),
 		Lifetime: snum(p.Lifetime), Created: snum(p.Created), Time: snum(p.Time), Used: snum(p.Totals.UsedBytes), Inodes: num(p.Totals.Inodes), Tags: retyped[text](p.Tags),
+		Database: newPinDatabaseDoc(p.Database),
 	})
 }
 
@@ -297,6 +332,7 @@ func DecodePin(body []byte) (*Pin, error) {
 	return &Pin{
 		Kind: d.PinKind, Name: string(d.Name), Commit: d.Commit.id(), Holder: string(d.Holder), Expiry: int64(d.Expiry),
 		Lifetime: time.Duration(d.Lifetime), Created: int64(d.Created), Time: int64(d.Time), Totals: Totals{UsedBytes: int64(d.Used), Inodes: uint64(d.Inodes)}, Tags: retyped[string](d.Tags),
+		Database: d.Database.database(),
 	}, nil
 }
 

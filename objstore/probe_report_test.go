@@ -70,7 +70,7 @@ func TestProbeStore_GoodStore_IsFitAndMeasured(t *testing.T) {
 				t.Fatalf("%d measurements", len(r.Speed))
 			}
 			for _, s := range r.Speed {
-				if s.Errors != 0 || s.Min != 20 || s.Median != 20 || s.P95 != 20 || s.P99 != 20 || s.Requests != 2*s.Parallel || s.Seconds != 0.04 ||
+				if s.Errors != 0 || s.Min != 0.02 || s.Median != 0.02 || s.P95 != 0.02 || s.P99 != 0.02 || s.Requests != 2*s.Parallel || s.Seconds != 0.04 ||
 					s.BytesPerSecond != float64(s.Size)*float64(s.Requests)/s.Seconds {
 					t.Errorf("%+v", s)
 				}

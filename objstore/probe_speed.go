@@ -19,7 +19,7 @@ const (
 )
 
 // ProbeSpeed is how fast a store was with one kind of request. Latencies are of
-// whole requests, bodies included, in milliseconds.
+// whole requests, bodies included, in seconds.
 type ProbeSpeed struct {
 	Op       string  `json:"op"`         // PUT or GET
 	Size     int64   `json:"size_bytes"` // of each body
@@ -28,10 +28,10 @@ type ProbeSpeed struct {
 	Errors   int     `json:"errors"`     // those that did not
 	Error    string  `json:"error,omitempty"`
 	Seconds  float64 `json:"seconds"`
-	Min      float64 `json:"min_ms"`
-	Median   float64 `json:"median_ms"`
-	P95      float64 `json:"p95_ms"`
-	P99      float64 `json:"p99_ms"`
+	Min      float64 `json:"min_seconds"`
+	Median   float64 `json:"median_seconds"`
+	P95      float64 `json:"p95_seconds"`
+	P99      float64 `json:"p99_seconds"`
 	// BytesPerSecond is of bodies, over all requests.
 	BytesPerSecond float64 `json:"bytes_per_second"`
 }
@@ -221,7 +221,7 @@ func (l *load) result(took time.Duration) ProbeSpeed {
 	}
 	slices.Sort(l.took)
 	at := func(percent int) float64 {
-		return float64(l.took[min(len(l.took)*percent/100, len(l.took)-1)]) / float64(time.Millisecond)
+		return l.took[min(len(l.took)*percent/100, len(l.took)-1)].Seconds()
 	}
 	s.Min, s.Median, s.P95, s.P99 = at(0), at(50), at(95), at(99)
 	if took > 0 {

@@ -98,6 +98,24 @@ func (u URL) String() string {
 	return s
 }
 
+// Parent returns the directory or prefix above; false where there is none that could
+// be a volume's.
+func (u URL) Parent() (URL, bool) {
+	p := URL{Scheme: u.Scheme, Bucket: u.Bucket, Path: path.Dir(u.Path)}
+	if u.Path == "" || u.Scheme == SchemeFile && p.Path == "/" {
+		return URL{}, false
+	}
+	if p.Path == "." {
+		p.Path = "" // the bucket
+	}
+	return p, true
+}
+
+// Child returns what lies below at a path without slashes at its ends.
+func (u URL) Child(name string) URL {
+	return URL{Scheme: u.Scheme, Bucket: u.Bucket, Path: path.Join(u.Path, name)}
+}
+
 // Prefix returns what every key of the volume begins with inside its bucket:
 // Path with a slash at its end, or nothing. It is empty for SchemeFile, whose
 // whole directory is the bucket.

@@ -70,3 +70,27 @@ func TestURL_Prefix_EndsWithSlash(t *testing.T) {
 		}
 	}
 }
+
+func TestURL_Parent_UpToTheBucket(t *testing.T) {
+	for in, want := range map[string]string{
+		"s3://b/x/y": "s3://b/x", "s3://b/x": "s3://b", "gs://b": "", "file:///x/y": "file:///x", "file:///x": "", "s3://b/x/y@-15m": "s3://b/x",
+	} {
+		u, err := objstore.ParseURL(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if p, ok := u.Parent(); ok {
+			got = p.String()
+		}
+		if got != want {
+			t.Errorf("above %s: %q, want %q", in, got, want)
+		}
+	}
+	for in, want := range map[string]string{"s3://b": "s3://b/c/d", "s3://b/x": "s3://b/x/c/d", "file:///x": "file:///x/c/d"} {
+		u, err := objstore.ParseURL(in)
+		if err != nil || u.Child("c/d").String() != want {
+			t.Errorf("below %s: %q, %v", in, u.Child("c/d"), err)
+		}
+	}
+}

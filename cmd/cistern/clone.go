@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -298,6 +297,9 @@ func (a *app) cloneTarget(ctx context.Context, o *cloneOptions, u objstore.URL, 
 	if err != nil {
 		return nil, r, err
 	}
+	if err := a.refuseNested(ctx, u); err != nil {
+		return nil, r, err
+	}
 	s, err := a.openStoreWith(ctx, u, true, nil, r)
 	if err != nil || !copies {
 		return s, r, err
@@ -315,7 +317,7 @@ func (a *app) cloneTarget(ctx context.Context, o *cloneOptions, u objstore.URL, 
 	return s, r, err
 }
 
-// copyOptions are those of a copy whose progress a task shows. done gives back
+// copyOptions are those of a copy whose progress a task shows. The function gives back
 // what the index took on the local disk.
 func (a *app) copyOptions(ctx context.Context, o *cloneOptions, task *cloneTask, s *store, u objstore.URL, n uint64, to objstore.URL) (*gateway.CopyOptions, func() error, error) {
 	info, err := gateway.FindCommit(ctx, s, n, u.String())
@@ -326,15 +328,9 @@ func (a *app) copyOptions(ctx context.Context, o *cloneOptions, task *cloneTask,
 	if err != nil {
 		return nil, nil, err
 	}
-	done := func() error {
-		if dir == "" {
-			return nil
-		}
-		return os.RemoveAll(dir)
-	}
 	served, err := a.serverCopy(ctx, to)
 	if err != nil {
-		return nil, nil, errors.Join(err, kv.Close(), done())
+		return nil, nil, errors.Join(err, kv.Close(), dir.remove())
 	}
 	if o.bandwidth.Bytes > 0 {
 		served = nil // what the store copies by itself nobody can hold back
@@ -346,7 +342,7 @@ func (a *app) copyOptions(ctx context.Context, o *cloneOptions, task *cloneTask,
 				st.Bytes, st.Done, st.Things, st.Finished = p.Bytes, p.DoneBytes, p.Things, p.DoneThings
 			})
 		},
-	}, done, nil
+	}, dir.remove, nil
 }
 
 // serverCopyWait bounds one copy that a store makes by itself.

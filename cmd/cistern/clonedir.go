@@ -95,7 +95,7 @@ func (a *app) cloneToDir(ctx context.Context, o *cloneOptions, from string, out 
 	}
 	gv, err := gateway.OpenView(ctx, gateway.ViewOptions{Store: s, Keys: s.keys, URL: t.url.String(), KV: kv, Commit: info.ID.N, Fetches: s.requests.downloads})
 	if err != nil {
-		return task, errors.Join(err, kv.Close(), os.RemoveAll(index))
+		return task, errors.Join(err, kv.Close(), index.remove())
 	}
 	v := &view{View: gv, dir: index}
 	f := &filler{a: a, v: gv, dir: dir, parallel: o.concurrency, task: task, mark: cloneMarkDoc{t.url.String(), gv.Doc().ID, info.ID.N, bootID()}}

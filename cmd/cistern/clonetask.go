@@ -47,13 +47,13 @@ type cloneStage struct {
 	Started  *time.Time `json:"started,omitempty"`
 	Ended    *time.Time `json:"ended,omitempty"`
 	Seconds  float64    `json:"seconds"`
-	Bytes    int64      `json:"bytes"`           // that are to be copied
-	Done     int64      `json:"done_bytes"`      // of them
-	Things   int64      `json:"things"`          // objects or files
-	Finished int64      `json:"done_things"`     // of them
-	Percent  float64    `json:"percent"`         // of the bytes, or of the things where there are none
-	Left     *float64   `json:"left,omitempty"`  // estimated seconds; absent: not known
-	Error    string     `json:"error,omitempty"` // why it failed
+	Bytes    int64      `json:"bytes"`                  // that are to be copied
+	Done     int64      `json:"done_bytes"`             // of them
+	Things   int64      `json:"things"`                 // objects or files
+	Finished int64      `json:"done_things"`            // of them
+	Percent  float64    `json:"percent"`                // of the bytes, or of the things where there are none
+	Left     *float64   `json:"left_seconds,omitempty"` // estimated; absent: not known
+	Error    string     `json:"error,omitempty"`        // why it failed
 }
 
 // cloneStatus is a clone that runs, or has ended, as the user's state directory

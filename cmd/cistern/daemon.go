@@ -53,14 +53,7 @@ func (a *app) mountDaemon(o *mountOptions) error {
 	if err != nil {
 		return fmt.Errorf("start the mount's process: %w", err)
 	}
-	done := make(chan readiness, 1)
-	go func() {
-		var r readiness
-		if err := json.NewDecoder(io.LimitReader(read, 1<<20)).Decode(&r); err != nil {
-			r = readiness{}
-		}
-		done <- r
-	}()
+	done := readAnswer(read)
 	for {
 		select {
 		case s := <-a.signals:
@@ -72,6 +65,20 @@ func (a *app) mountDaemon(o *mountOptions) error {
 			return a.daemonAnswer(o, c, r)
 		}
 	}
+}
+
+// readAnswer reads what a mount's process tells its parent over a pipe: nothing when it
+// ends before, which ends the reading, too.
+func readAnswer(pipe io.Reader) <-chan readiness {
+	done := make(chan readiness, 1)
+	go func() {
+		var r readiness
+		if err := json.NewDecoder(io.LimitReader(pipe, 1<<20)).Decode(&r); err != nil {
+			r = readiness{}
+		}
+		done <- r
+	}()
+	return done
 }
 
 // commandLine is what this process was told, as arguments of cistern.

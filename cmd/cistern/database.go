@@ -22,6 +22,7 @@ type database struct {
 	Offset int64  `json:"offset,omitempty"` // in it, behind the last whole group
 	GTID   string `json:"gtid,omitempty"`   // the position up to there
 	owner  [2]uint32
+	most   int64               // bytes of a log that is read
 	state  *binlogfs.GTIDState // nil without a binary log that can be read
 }
 
@@ -41,6 +42,9 @@ func (d *database) String() string {
 // errNoDatabase: a volume has no database directory, or several.
 var errNoDatabase = errors.New("no database directory")
 
+// errLongLog: a binary log is too long to be read in passing.
+var errLongLog = errors.New("the binary log is long")
+
 // isData is the file by which a data directory of InnoDB is known.
 const isData = "ibdata1"
 
@@ -48,8 +52,9 @@ const isData = "ibdata1"
 // empty, at the top or in the only directory there that is one; and where its binary
 // log ends, which is where the server goes on when it starts on that state. A binary
 // log that lies elsewhere is not found.
-func findDatabase(ctx context.Context, v *gateway.View, dir string) (*database, error) {
-	r := reading{viewTree{v}}
+//
+// A binary log of more than most bytes is not read: errLongLog.
+func findDatabase(ctx context.Context, r reading, dir string, most int64) (*database, error) {
 	if dir == "" {
 		found, err := dataDirs(ctx, r)
 		if err != nil {
@@ -64,7 +69,7 @@ func findDatabase(ctx context.Context, v *gateway.View, dir string) (*database, 
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errNoDatabase, err)
 	}
-	d := &database{Dir: text(dir), owner: [2]uint32{n.UID, n.GID}}
+	d := &database{Dir: text(dir), owner: [2]uint32{n.UID, n.GID}, most: most}
 	return d, d.readLog(ctx, r, dir)
 }
 
@@ -85,6 +90,9 @@ func dataDirs(ctx context.Context, r reading) (found []string, err error) {
 		return true
 	})
 	for _, name := range names {
+		if ctx.Err() != nil {
+			return nil, gateway.ErrInterrupted
+		}
 		if has(name) {
 			found = append(found, name)
 		}
@@ -140,6 +148,9 @@ func (d *database) readEnd(ctx context.Context, r reading, dir string, names []s
 		}
 		if err != nil {
 			return err
+		}
+		if n.Size > d.most {
+			return fmt.Errorf("%s: %w", name, errLongLog)
 		}
 		f, err := r.t.open(ctx, n)
 		if err != nil {

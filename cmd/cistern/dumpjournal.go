@@ -151,7 +151,7 @@ func journalItemOf(i *journal.DumpItem, data bool) journalItem {
 		if s, ok := value.(string); ok {
 			value = text(s)
 		}
-		item.Fields[strings.ReplaceAll(f.Name, " ", "_")] = value
+		item.Fields[jsonName(f.Name)] = value
 	}
 	item.DataBytes = len(i.Record.Data)
 	if data {
@@ -159,6 +159,9 @@ func journalItemOf(i *journal.DumpItem, data bool) journalItem {
 	}
 	return item
 }
+
+// jsonName makes a field's name of words for people.
+func jsonName(words string) string { return strings.NewReplacer(" ", "_", "-", "_").Replace(words) }
 
 // jsonList writes a list of documents as it comes, since it may be long.
 type jsonList struct {

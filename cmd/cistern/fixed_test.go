@@ -192,7 +192,7 @@ func TestMount_FixedPoint_Collected_IsRefused(t *testing.T) {
 	p.must("collect", mnt)
 	args := []string{"mount", p.url() + "@" + commit, dir, "--state", p.path("state2")}
 	status, _, errs := p.binary(args...)
-	checkFailure(t, args, 1, "may be deleted", status, errs)
+	checkFailure(t, args, 2, "may be deleted", status, errs)
 	if len(p.pins()) != 0 {
 		t.Errorf("pins are left: %v", p.pins())
 	}

@@ -45,7 +45,7 @@ the files, are encrypted too, unless --encrypt-names=false was given.`,
 	}
 	c.Flags().Var(&object, "object-size", "size of an object: 1M to 64M")
 	c.Flags().Var(&quota, "quota", "how many bytes of data the volume may hold (default: no limit)")
-	c.Flags().Var(&retention, "retention", "how long every commit stays usable")
+	c.Flags().Var(&retention, "retention", "how long every commit stays usable; 0: until the next collection")
 	c.Flags().Var(&compress, "compress", "how blocks are compressed")
 	c.Flags().BoolVar(&names, "encrypt-names", true, "of an encrypted volume: encrypt commits and manifests, and leave paths out of keys")
 	c.Flags().BoolVar(&asJSON, "json", false, "one JSON document")
@@ -56,6 +56,9 @@ the files, are encrypted too, unless --encrypt-names=false was given.`,
 		}
 		if object.Bytes%4096 != 0 {
 			return usage(fmt.Errorf("--object-size %d: must be a multiple of 4096", object.Bytes))
+		}
+		if retention.d%time.Second != 0 {
+			return usage(fmt.Errorf("--retention %v: give whole seconds", retention.d))
 		}
 		doc, err := a.format(ctx, u, gateway.FormatOptions{
 			ObjectSize: object.Bytes, QuotaBytes: quota.Bytes, Retention: retention.d, Compress: compress.value, PlainNames: !names,
@@ -81,6 +84,9 @@ the files, are encrypted too, unless --encrypt-names=false was given.`,
 func (a *app) format(ctx context.Context, u objstore.URL, o gateway.FormatOptions) (*metadata.VolumeDoc, error) {
 	keys, err := a.keyRing()
 	if err != nil {
+		return nil, err
+	}
+	if err := a.refuseNested(ctx, u); err != nil {
 		return nil, err
 	}
 	s, err := a.openStore(ctx, u, true, nil)

@@ -109,6 +109,7 @@ func readKeyFile(name string) (*blockcodec.Key, error) {
 // openVolume opens the store of a volume that there is, with the keys to what
 // is encrypted in it.
 func (a *app) openVolume(ctx context.Context, u objstore.URL) (*store, error) {
+	a.sweepTemp()
 	o, err := a.requests()
 	if err != nil {
 		return nil, err

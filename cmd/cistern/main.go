@@ -88,7 +88,7 @@ func exitStatus(err error) int {
 		return exitDamaged
 	case is(gateway.ErrFenced, gateway.ErrOwned, vfs.ErrLocked):
 		return exitOwned
-	case is(binlogfs.ErrMark, binlogfs.ErrPolicy, binlogfs.ErrNoLogs, gateway.ErrNoVolume, gateway.ErrKey, gateway.ErrNewerFormat, metadata.ErrNewerFormat, objstore.ErrNoBucket, objstore.ErrGuarantee, objstore.ErrPermission):
+	case is(binlogfs.ErrMark, binlogfs.ErrPolicy, binlogfs.ErrNoLogs, gateway.ErrNoVolume, gateway.ErrCollected, gateway.ErrKey, gateway.ErrNewerFormat, metadata.ErrNewerFormat, objstore.ErrNoBucket, objstore.ErrGuarantee, objstore.ErrPermission):
 		return exitUsage
 	case is(gateway.ErrStore, objstore.ErrUnavailable):
 		return exitStore

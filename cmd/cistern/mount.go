@@ -490,7 +490,7 @@ func (o *mountOptions) engineOptions(s *store, log *slog.Logger) gateway.Options
 			return nil
 		},
 		Takeover: o.takeover, AcceptLostJournal: o.lostJournal, StopOnLeaseLost: o.leaseLost.value == "stop",
-		Owner: gateway.HostOwner(o.state), Logger: log, Schedules: true,
+		Owner: gateway.HostOwner(o.state), Logger: log, Schedules: true, Database: volumeDatabase,
 	}
 	if o.relay != nil {
 		g.UploadBytes, g.ReferenceBytes = relayUploadBytes, relayReferenceBytes

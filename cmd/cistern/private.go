@@ -36,9 +36,8 @@ type privateOptions struct {
 // directory of its own, and an account that only this process knows. stop takes the
 // account and the replication out of the database again, or says that they stayed.
 type private struct {
+	*child
 	o          privateOptions
-	cmd        *exec.Cmd
-	ended      chan struct{} // closed when the process has
 	db         *sql.DB
 	user       string
 	replicates bool // the channel may be there
@@ -47,48 +46,27 @@ type private struct {
 const (
 	privateServerID = 4294967294
 	privateChannel  = "cistern-restore" // the replication's name: others in the directory stay
-	privateStart    = 30 * time.Minute  // for its crash recovery
-	privateForget   = 2 * time.Minute   // for taking back what it was told
-	privateStop     = 10 * time.Minute  // for its clean end
+
+	// Files in its directory.
+	privateInit     = "init.sql"
+	privateLog      = "log"
+	privateDefaults = "my.cnf"
+
+	privateStart  = 30 * time.Minute // for its crash recovery
+	privateForget = 2 * time.Minute  // for taking back what it was told
+	privateStop   = 10 * time.Minute // for its clean end
 )
 
 // startPrivate starts the server and returns when it answers.
 func startPrivate(ctx context.Context, o privateOptions) (_ *private, err error) {
-	m := &private{o: o, ended: make(chan struct{}), user: "cistern-" + strings.ToLower(rand.Text()[:12])}
+	m := &private{o: o, user: "cistern-" + strings.ToLower(rand.Text()[:12])}
 	password := rand.Text()
 	if err := os.Mkdir(o.dir, 0o700); err != nil {
 		return nil, localError(o.dir, err)
 	}
-	defer func() {
-		if m.cmd == nil || m.cmd.Process == nil { // it was never started
-			err = errors.Join(err, os.RemoveAll(o.dir))
-		}
-	}()
-	init := filepath.Join(o.dir, "init.sql")
-	text := fmt.Sprintf("SET SESSION sql_log_bin=0;\nCREATE USER '%[1]s'@'localhost' IDENTIFIED BY '%[2]s';\nGRANT ALL ON *.* TO '%[1]s'@'localhost' WITH GRANT OPTION;\n", m.user, password)
-	if err := os.WriteFile(init, []byte(text), 0o600); err != nil {
-		return nil, localError(init, err)
+	if err := m.start(password); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(o.dir))
 	}
-	for _, name := range []string{o.dir, init} {
-		if err := os.Chown(name, int(o.owner[0]), int(o.owner[1])); err != nil {
-			return nil, localError(name, err)
-		}
-	}
-	logFile, err := os.OpenFile(filepath.Join(o.dir, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, localError(o.dir, err)
-	}
-	defer logFile.Close() // the server has its own
-	m.cmd = exec.Command(o.program, m.args(init)...)
-	m.cmd.Stdout, m.cmd.Stderr = logFile, logFile
-	m.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C ends it in order
-	if err := m.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start %s: %w", o.program, err)
-	}
-	go func() {
-		defer close(m.ended)
-		_ = m.cmd.Wait() // its log tells
-	}()
 	c := mysql.NewConfig()
 	c.User, c.Passwd, c.Net, c.Addr, c.Logger = m.user, password, "unix", filepath.Join(o.dir, "s"), &mysql.NopLogger{}
 	connector, err := mysql.NewConnector(c)
@@ -103,24 +81,66 @@ func startPrivate(ctx context.Context, o privateOptions) (_ *private, err error)
 	return m, nil
 }
 
-func (m *private) args(init string) []string {
+// start writes what the server reads and starts it as the user that owns the data.
+func (m *private) start(password string) error {
+	o := &m.o
+	files := map[string]string{
+		privateInit: fmt.Sprintf("SET SESSION sql_log_bin=0;\nCREATE USER '%[1]s'@'localhost' IDENTIFIED BY '%[2]s';\nGRANT ALL ON *.* TO '%[1]s'@'localhost' WITH GRANT OPTION;\n", m.user, password),
+		privateLog:  "",
+	}
+	if o.defaults != "" {
+		// That user may not be allowed to read the file itself.
+		body, err := readSmall(o.defaults)
+		if err != nil {
+			return usage(fmt.Errorf("--server-defaults %w", err))
+		}
+		files[privateDefaults] = string(body)
+	}
+	for name, body := range files {
+		if err := os.WriteFile(filepath.Join(o.dir, name), []byte(body), 0o600); err != nil {
+			return localError(filepath.Join(o.dir, name), err)
+		}
+		if err := os.Chown(filepath.Join(o.dir, name), int(o.owner[0]), int(o.owner[1])); err != nil {
+			return localError(filepath.Join(o.dir, name), err)
+		}
+	}
+	if err := os.Chown(o.dir, int(o.owner[0]), int(o.owner[1])); err != nil {
+		return localError(o.dir, err)
+	}
+	log, err := os.OpenFile(filepath.Join(o.dir, privateLog), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return localError(filepath.Join(o.dir, privateLog), err)
+	}
+	defer log.Close() // the server has its own
+	c := exec.Command(o.program, m.args()...)
+	c.Stdout, c.Stderr = log, log
+	if o.otherUser() {
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: o.owner[0], Gid: o.owner[1]}}
+	}
+	if m.child, err = startChild(c, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("start %s: %w", o.program, err)
+	}
+	return nil
+}
+
+// otherUser says whether the server is started as another user than this process's.
+func (o *privateOptions) otherUser() bool { return os.Geteuid() == 0 && o.owner[0] != 0 }
+
+func (m *private) args() []string {
 	args := []string{"--no-defaults"}
 	if m.o.defaults != "" {
-		args[0] = "--defaults-file=" + m.o.defaults
+		args[0] = "--defaults-file=" + filepath.Join(m.o.dir, privateDefaults)
 	}
 	args = append(args,
 		"--datadir="+m.o.data, "--socket="+filepath.Join(m.o.dir, "s"), "--pid-file="+filepath.Join(m.o.dir, "pid"), "--tmpdir="+m.o.dir,
-		"--skip-networking", "--skip-name-resolve", "--skip-slave-start", "--event-scheduler=OFF", "--init-file="+init,
-		"--server-id="+strconv.Itoa(privateServerID), "--innodb-flush-log-at-trx-commit=2", "--sync-binlog=0", "--log-error="+filepath.Join(m.o.dir, "log"),
+		"--skip-networking", "--skip-name-resolve", "--skip-slave-start", "--event-scheduler=OFF", "--init-file="+filepath.Join(m.o.dir, privateInit),
+		"--server-id="+strconv.Itoa(privateServerID), "--innodb-flush-log-at-trx-commit=2", "--sync-binlog=0", "--log-error="+filepath.Join(m.o.dir, privateLog),
 	)
 	if m.o.log != "" {
 		args = append(args, "--log-bin="+m.o.log, "--log-slave-updates")
 	}
-	if os.Geteuid() == 0 {
-		args = append(args, "--user="+strconv.FormatUint(uint64(m.o.owner[0]), 10))
-		if m.o.owner[0] == 0 {
-			args[len(args)-1] = "--user=root"
-		}
+	if os.Geteuid() == 0 && !m.o.otherUser() {
+		args = append(args, "--user=root") // which it refuses to be unless told
 	}
 	return args
 }
@@ -146,7 +166,7 @@ func (m *private) wait(ctx context.Context) error {
 
 // why is the last error in the server's log.
 func (m *private) why() string {
-	body, err := os.ReadFile(filepath.Join(m.o.dir, "log"))
+	body, err := os.ReadFile(filepath.Join(m.o.dir, privateLog))
 	if err != nil {
 		return "and its log can't be read"
 	}

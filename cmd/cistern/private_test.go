@@ -7,12 +7,15 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/cisternfs/cistern/binlogfs"
 	"github.com/cisternfs/cistern/internal/testenv"
+	"github.com/cisternfs/cistern/internal/vfs"
 )
 
 // tracesOf counts what a private server's work may leave in a database.
@@ -35,6 +38,20 @@ func tracesOf(t *testing.T, db *sql.DB) (accounts, channels int) {
 	return accounts, channels
 }
 
+// chownAll gives a tree to a user, who may go through the directory above it.
+func chownAll(t *testing.T, above, dir string, uid int) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return os.Chown(path, uid, uid)
+	})
+	if err = errors.Join(err, os.Chmod(above, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A recovery that is interrupted leaves no account and no replication in the database,
 // and one whose server is killed names both.
 func TestPrivate_Stop_InterruptedLeavesNothing(t *testing.T) {
@@ -46,9 +63,28 @@ func TestPrivate_Stop_InterruptedLeavesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := startPrivate(t.Context(), privateOptions{dir: filepath.Join(dir, "p"), data: server.DataDir, program: "mariadbd", log: "binlog"})
+		o := privateOptions{dir: filepath.Join(dir, "p"), data: server.DataDir, program: "mariadbd", log: "binlog"}
+		if os.Geteuid() == 0 {
+			// As a packaged server's directory is another user's, who can't read the option file.
+			o.owner, o.defaults = [2]uint32{65534, 65534}, filepath.Join(dir, "secret.cnf")
+			if err := os.WriteFile(o.defaults, []byte("[mariadbd]\nmax_connections = 17\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			chownAll(t, dir, server.DataDir, 65534)
+		}
+		m, err := startPrivate(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if os.Geteuid() == 0 {
+			var most int
+			if err := m.db.QueryRow("SELECT @@max_connections").Scan(&most); err != nil || most != 17 {
+				t.Errorf("the option file says 17 connections, the server %d, %v", most, err)
+			}
+			st, err := os.Stat("/proc/" + strconv.Itoa(m.cmd.Process.Pid))
+			if err != nil || st.Sys().(*syscall.Stat_t).Uid != 65534 {
+				t.Errorf("the server runs as another user: %v, %v", st, err)
+			}
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -92,33 +128,43 @@ func TestPrivate_Stop_InterruptedLeavesNothing(t *testing.T) {
 }
 
 // What was made for a private mount goes only when nothing is mounted there.
-func TestDropMountPoint_NothingThroughTheMount(t *testing.T) {
+func TestDropPrivate_NothingThroughTheMount(t *testing.T) {
 	p, mnt := mountPlace(t)
-	dir := p.path("private")
-	inner := filepath.Join(dir, "mnt")
-	if err := os.MkdirAll(inner, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	used := p.lockedDir(".") // its mnt is the mount
 	p.mount()
 	if err := os.WriteFile(filepath.Join(mnt, "ibdata1"), []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := dropMountPoint(mnt, p.path("state")); err == nil {
+	if err := dropPrivate(used, p.path("state")); err == nil {
 		t.Error("a mount's state is dropped")
 	}
-	if err := dropMountPoint(mnt, p.path("none")); err == nil { // as when its lock is not taken yet
+	if err := dropPrivate(used, p.path("none")); err == nil { // as when its lock is not taken yet
 		t.Error("a mount point in use is dropped")
 	}
 	if body, err := os.ReadFile(filepath.Join(mnt, "ibdata1")); err != nil || string(body) != "x" {
 		t.Errorf("the volume's file: %q, %v", body, err)
 	}
 	p.mustBinary("umount", mnt)
-	if err := dropMountPoint(inner, p.path("state")); err != nil {
+	free := p.path("private")
+	if err := os.MkdirAll(filepath.Join(free, privateMountPoint), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := dropPrivate(p.lockedDir("private"), p.path("state")); err != nil {
 		t.Error(err)
 	}
-	for _, path := range []string{dir, p.path("state")} {
+	for _, path := range []string{free, p.path("state")} {
 		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is left: %v", path, err)
 		}
 	}
+}
+
+// lockedDir is a directory of the place as a command's temporary one.
+func (p *place) lockedDir(name string) *tempDir {
+	p.t.Helper()
+	l, err := vfs.OS().Lock(p.path(name, "lock"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return &tempDir{p.path(name), l}
 }

@@ -165,6 +165,6 @@ func writeSpeed(w io.Writer, p *probed) {
 			errs += ", the last: " + strings.ReplaceAll(s.Error, "\n", "; ")
 		}
 		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%.1f\t%.1f\t%.1f\t%.1f\t%s/s\t%s\n", s.Op, size(s.Size), s.Parallel, s.Requests,
-			s.Min, s.Median, s.P95, s.P99, size(int64(s.BytesPerSecond)), errs)
+			s.Min*1000, s.Median*1000, s.P95*1000, s.P99*1000, size(int64(s.BytesPerSecond)), errs)
 	}
 }

@@ -95,6 +95,9 @@ func (a *app) restore(ctx context.Context, arg string, names []string, f *restor
 			return usage(errors.New("the top directory is restored as a whole: give no path"))
 		}
 	}
+	if err := a.sweepRestores(ctx); err != nil {
+		return err
+	}
 	s, err := a.openVolume(ctx, t.url)
 	if err != nil {
 		return err
@@ -237,12 +240,10 @@ func (a *app) rollBack(ctx context.Context, s *store, o *ownService, n uint64, f
 		return l, err
 	}
 	r, err := o.v.Restore(ctx, gateway.RestoreOptions{
-		Commit: n, KV: kv, Keep: gateway.SnapshotOptions{Name: f.keep, Holder: restoreHolder("before a restore")},
+		Commit: n, KV: kv, Keep: gateway.SnapshotOptions{Name: f.keep, Holder: restoreHolder("before a restore"), Database: volumeDatabase(o.v)},
 	})
-	if dir != "" {
-		if derr := os.RemoveAll(dir); derr != nil { // what was restored is restored
-			a.note("a temporary index stays: %v", localError(dir, derr))
-		}
+	if derr := dir.remove(); derr != nil { // what was restored is restored
+		a.note("a temporary index stays: %v", derr)
 	}
 	if err != nil {
 		return l, err
@@ -333,9 +334,7 @@ func (l *live) restorePaths(ctx context.Context, s *store, url string, n uint64,
 		if err != nil {
 			return err
 		}
-		if dir != "" {
-			defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-		}
+		defer func() { err = errors.Join(err, dir.remove()) }()
 		v, err := gateway.OpenView(ctx, gateway.ViewOptions{Store: s, Keys: s.keys, URL: url, KV: kv, Commit: n})
 		if err != nil {
 			return errors.Join(err, kv.Close())

@@ -6,18 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
+	"math"
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/pflag"
 
 	"github.com/cisternfs/cistern/binlogfs"
-	"github.com/cisternfs/cistern/gateway"
 )
 
 // untilFlags say up to where a restored database goes on.
@@ -89,7 +87,7 @@ func (a *app) planUntil(ctx context.Context, t target, n uint64, u *untilFlags) 
 		return nil, err
 	}
 	p := &untilPlan{}
-	p.db, err = findDatabase(ctx, v.View, dir)
+	p.db, err = findDatabase(ctx, reading{viewTree{v.View}}, dir, math.MaxInt64)
 	if err = errors.Join(err, v.close()); err != nil {
 		return nil, fmt.Errorf("%s@%d: %w; name it with --datadir", t.url, n, err)
 	}
@@ -160,81 +158,13 @@ func (l *untilLine) say(a *app) error {
 
 // recoverUntil starts a private server on the restored directory and lets it
 // replicate up to the point.
-func (a *app) recoverUntil(ctx context.Context, t target, u *untilFlags, p *untilPlan) (l *untilLine, err error) {
-	dir, err := os.MkdirTemp("", "cistern-restore-")
+func (a *app) recoverUntil(ctx context.Context, t target, u *untilFlags, p *untilPlan) (*untilLine, error) {
+	m, err := a.mountPrivately(ctx, t.url.String())
 	if err != nil {
-		return nil, fmt.Errorf("temporary directory: %w", err)
+		return nil, err
 	}
-	state, err := a.newCommandState()
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir))
-	}
-	mnt := filepath.Join(dir, "mnt")
-	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(mnt, 0o700)); err != nil {
-		return nil, errors.Join(err, os.RemoveAll(dir), os.RemoveAll(state))
-	}
-	if err = a.self(ctx, "mount", t.url.String(), mnt, "--state", state); err == nil {
-		l, err = a.replicate(ctx, dir, filepath.Join(mnt, filepath.FromSlash(string(p.db.Dir))), u, p)
-	}
-	return l, errors.Join(err, a.endMount(ctx, mnt, state))
-}
-
-// endMount takes a private mount away, if there is one, and what it used: a mount
-// that failed may be there all the same.
-func (a *app) endMount(ctx context.Context, mnt, state string) error {
-	_, there, err := findMount(mnt)
-	if err == nil && there {
-		err = a.self(context.WithoutCancel(ctx), "umount", mnt)
-	}
-	if err == nil {
-		err = dropMountPoint(mnt, state)
-	}
-	if err != nil {
-		return fmt.Errorf("the private mount on %s did not end in order, and what is left of its state is in %s: %w", mnt, state, err)
-	}
-	return nil
-}
-
-// dropMountPoint removes a mount point that is free, the directory that was made for
-// it, and the state of the mount that was there. Nothing is deleted through the mount
-// point, below which the volume may lie, and no journal that is in use.
-func dropMountPoint(mnt, state string) error {
-	if err := probeLock(state); err != nil {
-		return err
-	}
-	for _, path := range []string{mnt, filepath.Dir(mnt)} {
-		if err := os.Remove(path); err != nil {
-			return localError(path, err)
-		}
-	}
-	return os.RemoveAll(state)
-}
-
-// selfEnd is how long a command of this program may take to end in order.
-const selfEnd = time.Minute
-
-// self runs a command of this program in another process. When ctx ends it is told
-// to end in order; a signal from the terminal comes to this process alone.
-func (a *app) self(ctx context.Context, args ...string) error {
-	exe, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find this program's file: %w", err)
-	}
-	if a.configFlag != "" {
-		args = append(args, "--config", a.configFlag)
-	}
-	for _, k := range a.keyFiles {
-		args = append(args, "--encrypt-key-file", k)
-	}
-	c := exec.CommandContext(ctx, exe, args...)
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	c.Cancel = func() error { return c.Process.Signal(syscall.SIGTERM) }
-	c.WaitDelay = selfEnd
-	out, err := c.CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("cistern %s: %w: %s", args[0], err, lastLine(out))
-	}
-	return nil
+	l, err := a.replicate(ctx, m.dir.path, filepath.Join(m.mnt, filepath.FromSlash(string(p.db.Dir))), u, p)
+	return l, errors.Join(err, m.end(ctx))
 }
 
 // replicate serves the archive up to the point and drives the server.
@@ -249,7 +179,7 @@ func (a *app) replicate(ctx context.Context, dir, data string, u *untilFlags, p 
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	m, err := startPrivate(ctx, privateOptions{
-		dir: filepath.Join(dir, "server"), data: data, program: u.server, defaults: u.defaults, log: p.db.Log, owner: p.db.owner,
+		dir: filepath.Join(dir, privateServerDir), data: data, program: u.server, defaults: u.defaults, log: p.db.Log, owner: p.db.owner,
 	})
 	if err != nil {
 		return nil, err
@@ -266,15 +196,6 @@ func (a *app) replicate(ctx context.Context, dir, data string, u *untilFlags, p 
 
 // replayServerID is the server id of a replay towards the private server.
 const replayServerID = 4294967295
-
-// databaseOf describes the database in a view for `snapshot show`; nil without one.
-func databaseOf(ctx context.Context, v *gateway.View) (*database, error) {
-	d, err := findDatabase(ctx, v, "")
-	if errors.Is(err, errNoDatabase) {
-		return nil, nil
-	}
-	return d, err
-}
 
 // recoverTick is how often the server is asked how far it is.
 const recoverTick = 100 * time.Millisecond

@@ -17,7 +17,6 @@ import (
 
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/vfs"
-	"github.com/cisternfs/cistern/metadata"
 	"github.com/cisternfs/cistern/objstore"
 )
 
@@ -164,15 +163,12 @@ func emptyDirectory(dir string) error {
 }
 
 func (a *app) salvageOne(ctx context.Context, o *salvageOptions, x gateway.Aside) (r *gateway.SalvageReport, err error) {
-	tmp, err := os.MkdirTemp("", "cistern-salvage-")
+	a.sweepTemp()
+	kv, tmp, err := tempKV(salvagePrefix)
 	if err != nil {
-		return nil, fmt.Errorf("temporary index: %w", err)
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
-	kv, err := metadata.OpenBadgerKV(filepath.Join(tmp, "index"), quietLogger())
-	if err != nil {
-		return nil, fmt.Errorf("temporary index in %s: %w", tmp, err)
-	}
+	defer func() { err = errors.Join(err, tmp.remove()) }()
 	keys, err := a.keyRing()
 	if err != nil {
 		return nil, errors.Join(err, kv.Close())
@@ -278,7 +274,7 @@ func (a *app) tellSalvage(o *salvageOptions, r *gateway.SalvageReport) error {
 	return a.say("%s", strings.TrimSuffix(b.String(), "\n"))
 }
 
-func moment(ns int64) string { return time.Unix(0, ns).UTC().Format(time.RFC3339) }
+func moment(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // discard deletes what was set aside. The state directory's own journal is
 // nobody's to delete: a mount judges it.

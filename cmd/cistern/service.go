@@ -189,20 +189,11 @@ func (a *app) reader(ctx context.Context, arg string) (service, target, error) {
 // empty: it is in memory.
 type view struct {
 	*gateway.View
-	dir string
+	dir *tempDir
 }
 
 // close gives back what openView took.
-func (v *view) close() error {
-	err := v.View.Close()
-	if v.dir == "" {
-		return err
-	}
-	if rerr := os.RemoveAll(v.dir); err == nil && rerr != nil {
-		err = fmt.Errorf("remove the temporary index: %w", rerr)
-	}
-	return err
-}
+func (v *view) close() error { return errors.Join(v.View.Close(), v.dir.remove()) }
 
 // openView reads a volume as of a point from its bucket.
 func (a *app) openView(ctx context.Context, t target) (*view, error) {
@@ -226,11 +217,7 @@ func (a *app) openView(ctx context.Context, t target) (*view, error) {
 	}
 	v, err := gateway.OpenView(ctx, gateway.ViewOptions{Store: s, Keys: s.keys, URL: t.url.String(), KV: kv, Commit: n})
 	if err != nil {
-		err = errors.Join(err, kv.Close())
-		if dir != "" {
-			err = errors.Join(err, os.RemoveAll(dir))
-		}
-		return nil, err
+		return nil, errors.Join(err, kv.Close(), dir.remove())
 	}
 	return &view{View: v, dir: dir}, nil
 }
@@ -248,17 +235,22 @@ func smallIndex(head *gateway.CommitInfo) bool {
 
 // viewKV makes a store for the index of a view: in memory, or in a temporary
 // directory, which it returns.
-func viewKV(head *gateway.CommitInfo) (metadata.KV, string, error) {
+func viewKV(head *gateway.CommitInfo) (metadata.KV, *tempDir, error) {
 	if smallIndex(head) {
-		return metadata.NewMemKV(), "", nil
+		return metadata.NewMemKV(), nil, nil
 	}
-	dir, err := os.MkdirTemp("", "cistern-index-")
+	return tempKV(indexPrefix)
+}
+
+// tempKV makes a store for an index in a temporary directory.
+func tempKV(prefix string) (metadata.KV, *tempDir, error) {
+	dir, err := newTempDir(prefix)
 	if err != nil {
-		return nil, "", fmt.Errorf("temporary index: %w", err)
+		return nil, nil, err
 	}
-	kv, err := metadata.OpenBadgerKV(filepath.Join(dir, "index"), quietLogger())
+	kv, err := metadata.OpenBadgerKV(filepath.Join(dir.path, "index"), quietLogger())
 	if err != nil {
-		return nil, "", errors.Join(fmt.Errorf("temporary index in %s: %w", dir, err), os.RemoveAll(dir))
+		return nil, nil, errors.Join(fmt.Errorf("temporary index in %s: %w", dir.path, err), dir.remove())
 	}
 	return kv, dir, nil
 }

@@ -48,6 +48,9 @@ type snapshotLine struct {
 	Tags      map[string]string `json:"tags,omitempty"`
 	Holder    text              `json:"holder"`
 	Key       string            `json:"key"`
+	// Database is where the database in it goes on from; absent where there is none, or
+	// it was not found out when the snapshot was made.
+	Database *database `json:"database,omitempty"`
 }
 
 func snapshotLineOf(s *gateway.SnapshotInfo) snapshotLine {
@@ -57,6 +60,9 @@ func snapshotLineOf(s *gateway.SnapshotInfo) snapshotLine {
 	}
 	if !s.Expiry.IsZero() {
 		l.Expiry = &s.Expiry
+	}
+	if d := s.Database; d != nil {
+		l.Database = &database{Dir: text(d.Dir), Server: d.Server, File: d.File, Offset: d.Offset, GTID: d.GTID}
 	}
 	return l
 }
@@ -212,7 +218,7 @@ func (a *app) makeSnapshot(ctx context.Context, arg string, o gateway.SnapshotOp
 	if err != nil {
 		return l, err
 	}
-	o.Store = s
+	o.Store, o.Database = s, bucketDatabase(s, o.URL)
 	info, err := gateway.CreateSnapshot(ctx, o)
 	return snapshotLineOf(&info), snapshotError(err)
 }
@@ -232,6 +238,9 @@ func (a *app) noteOwner(ctx context.Context, s *store, url string) error {
 // snapshot makes a snapshot in the mount's process, whose connections are there.
 func (m *mountProcess) snapshot(ctx context.Context, o gateway.SnapshotOptions) (snapshotLine, error) {
 	o.Store, o.URL = m.store, m.o.t.url.String()
+	if v, ok := m.v.(present); ok {
+		o.Database = volumeDatabase(v.Volume)
+	}
 	info, err := gateway.CreateSnapshot(ctx, o)
 	return snapshotLineOf(&info), snapshotError(err)
 }

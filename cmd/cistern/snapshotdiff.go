@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -137,23 +136,12 @@ name, a commit's number, a time, or a time back; an @ may stand before it, so th
 			})
 		}
 		// One document, which is never held whole.
-		separator := "["
-		err = a.diffPoints(ctx, t, points[0], points[1], func(c *gateway.Change) error {
-			body, err := json.Marshal(changeLineOf(c))
-			if err != nil {
-				return err
-			}
-			err = a.say("%s\n  %s", separator, body)
-			separator = ","
-			return err
-		})
+		list := jsonList{a: a}
+		err = a.diffPoints(ctx, t, points[0], points[1], func(c *gateway.Change) error { return list.add(changeLineOf(c)) })
 		if err != nil {
 			return err
 		}
-		if separator == "[" {
-			return a.say("[]")
-		}
-		return a.say("]")
+		return list.end()
 	})
 }
 
@@ -161,8 +149,6 @@ name, a commit's number, a time, or a time back; an @ may stand before it, so th
 type snapshotShown struct {
 	snapshotLine
 	Differs map[gateway.ChangeKind]int `json:"differs"` // paths, from the snapshot to the present
-	// Database is where the database in it goes on from, if it has one.
-	Database *database `json:"database,omitempty"`
 }
 
 func (a *app) snapshotShow() *cobra.Command {
@@ -187,13 +173,10 @@ func (a *app) snapshotShow() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		v, err := a.openView(ctx, target{url: t.url, point: args[1]})
-		if err != nil {
-			return err
-		}
-		x.Database, err = databaseOf(ctx, v.View)
-		if err = errors.Join(err, v.close()); err != nil {
-			return err
+		if x.Database == nil {
+			if x.Database, err = a.databaseAt(ctx, target{url: t.url, point: args[1]}); err != nil {
+				return err
+			}
 		}
 		if asJSON {
 			return a.printJSON(x)

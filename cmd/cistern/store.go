@@ -40,7 +40,7 @@ func openLocal(_ context.Context, u objstore.URL) (objstore.Store, error) {
 
 // createLocal makes the directory, but not its parent: that is more likely to
 // be a mistyped path or a disk that is not mounted.
-func createLocal(_ context.Context, u objstore.URL) (objstore.Store, error) {
+func createLocal(ctx context.Context, u objstore.URL) (objstore.Store, error) {
 	parent := filepath.Dir(u.Path)
 	st, err := os.Stat(parent)
 	switch {
@@ -54,7 +54,7 @@ func createLocal(_ context.Context, u objstore.URL) (objstore.Store, error) {
 	if st, err := os.Stat(u.Path); err == nil && !st.IsDir() {
 		return nil, usage(fmt.Errorf("%s is not a directory: check the URL %s", u.Path, u))
 	}
-	if err := refuseForeign(u); err != nil {
+	if err := refuseForeign(ctx, u); err != nil {
 		return nil, err
 	}
 	return local.Create(u.Path)
@@ -62,7 +62,7 @@ func createLocal(_ context.Context, u objstore.URL) (objstore.Store, error) {
 
 // refuseForeign fails when a directory holds files that no volume put there:
 // the store does not see them, but who formats it over them would wonder.
-func refuseForeign(u objstore.URL) error {
+func refuseForeign(ctx context.Context, u objstore.URL) error {
 	list, err := os.ReadDir(u.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -74,7 +74,13 @@ func refuseForeign(u objstore.URL) error {
 	ours[".tmp"], ours[".lock"] = true, true
 	for _, e := range list {
 		if !ours[e.Name()] {
-			return usage(fmt.Errorf("%s is not empty (it holds %s): choose an empty directory", u, e.Name()))
+			what := e.Name()
+			if inner := u.Child(what); e.IsDir() {
+				if is, err := isVolume(ctx, nil, inner); err == nil && is {
+					what = "the volume " + inner.String()
+				}
+			}
+			return usage(fmt.Errorf("%s is not empty (it holds %s): choose an empty directory", u, what))
 		}
 	}
 	return nil
@@ -103,7 +109,7 @@ func refuseForeignKeys(ctx context.Context, s objstore.Store, u objstore.URL) er
 		}
 		name, _, folder := strings.Cut(page[0].Key, "/")
 		if !ours[name] {
-			return usage(fmt.Errorf("%s is not empty (it holds %s): choose an empty prefix", u, page[0].Key))
+			return usage(fmt.Errorf("%s is not empty (it holds %s): choose an empty prefix", u, holds(ctx, s, u, page[0].Key)))
 		}
 		after = name
 		if folder {

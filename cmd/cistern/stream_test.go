@@ -4,15 +4,19 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"hash"
 	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/dbtest"
@@ -230,5 +234,65 @@ func TestApp_Put_StreamLargerThanTheLocalDisk(t *testing.T) {
 	a = &app{stdout: got, stderr: &errs, base: p.path("base"), lookup: a.lookup}
 	if status := a.run(context.Background(), []string{"cat", p.url(), "stream"}); status != 0 || !bytes.Equal(got.Sum(nil), in.sum.Sum(nil)) {
 		t.Errorf("cat: %d, %s", status, errs.String())
+	}
+}
+
+// peakMemory watches a process until it has ended, and returns the most memory that it
+// had, in bytes: the kernel keeps that (VmHWM), so that only what is asked for in the
+// last moment can be missed.
+func peakMemory(pid int, ended <-chan struct{}) (peak int64) {
+	for {
+		body, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if m := regexp.MustCompile(`VmHWM:\s*([0-9]+) kB`).FindSubmatch(body); err == nil && m != nil {
+			kb, _ := strconv.ParseInt(string(m[1]), 10, 64) // digits
+			peak = max(peak, kb<<10)
+		}
+		select {
+		case <-ended:
+			return peak
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// A stream takes memory by its buffers, not by its length, on its way in and out.
+func TestApp_Stream_PeakMemoryIsBounded(t *testing.T) {
+	testenv.Long(t)
+	const size, most = 768 << 20, 320 << 20
+	p := newPlace(t)
+	p.must("format", p.url())
+	if p.built == "" {
+		p.built = testenv.Cistern(t)
+	}
+	run := func(in io.Reader, out io.Writer, args ...string) int64 {
+		t.Helper()
+		c := exec.Command(p.built, args...)
+		var errs bytes.Buffer
+		c.Stdin, c.Stdout, c.Stderr = in, out, &errs
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan struct{})
+		peak := make(chan int64, 1)
+		go func() { peak <- peakMemory(c.Process.Pid, ended) }()
+		err := c.Wait()
+		close(ended)
+		if err != nil {
+			t.Fatalf("cistern %v: %v, %s", args, err, errs.String())
+		}
+		return <-peak
+	}
+	in := &fountain{left: size, rng: rand.NewChaCha8([32]byte{9}), sum: sha256.New(), look: func(int64) {}}
+	got := sha256.New()
+	put := run(in, io.Discard, "put", p.url(), "stream", "-")
+	get := run(nil, got, "get", p.url(), "stream", "-")
+	t.Logf("a stream of %d MiB: put took %d MiB of memory, get %d MiB", size>>20, put>>20, get>>20)
+	for name, peak := range map[string]int64{"put": put, "get": get} {
+		if peak < 8<<20 || peak > most {
+			t.Errorf("%s took %d MiB of memory", name, peak>>20)
+		}
+	}
+	if !bytes.Equal(got.Sum(nil), in.sum.Sum(nil)) {
+		t.Error("other bytes come out than went in")
 	}
 }
