@@ -22,6 +22,7 @@ import (
 	"github.com/cisternfs/cistern/fuse"
 	"github.com/cisternfs/cistern/gateway"
 	"github.com/cisternfs/cistern/internal/control"
+	"github.com/cisternfs/cistern/internal/monitor"
 	"github.com/cisternfs/cistern/objstore"
 )
 
@@ -129,6 +130,9 @@ func (a *app) mountForeground(ctx context.Context, o *mountOptions) error {
 		out = f
 	}
 	m := &mountProcess{a: a, o: o, log: slog.New(slog.NewTextHandler(out, nil)), started: time.Now(), leave: make(chan chan struct{}), closed: make(chan struct{}), gate: newGate()}
+	if rerr := monitor.Relax(); rerr != nil {
+		m.log.Debug("the scheduler's monitor wakes more often than it needs to", "error", rerr) // as for every user but root
+	}
 	if err == nil {
 		err = m.run(ctx)
 	}
