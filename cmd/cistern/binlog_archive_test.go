@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -357,5 +358,26 @@ func TestBinlog_EmptyArchive_EveryCommandSaysSo(t *testing.T) {
 		{"mark", u, "x", "--delete"}, {"list", u}, {"pending", u}, {"verify", u},
 	} {
 		p.fails(exitFailed, "the archive holds no binary log in the top directory", append([]string{"binlog"}, args...)...)
+	}
+}
+
+func TestApp_NoteShort_OnlyAtTheArchivesEnd(t *testing.T) {
+	p := newPlace(t)
+	p.archive("my97", "logs")
+	var said bytes.Buffer
+	a := &app{stdin: strings.NewReader(""), stdout: io.Discard, stderr: &said, base: p.path("base"), lookup: func(string) (string, bool) { return "", false }}
+	b, err := a.openBinlog(t.Context(), p.url(), "logs", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.v.close()
+	end, _ := b.End()
+	a.noteShort(b, binlogfs.Position{Epoch: end.Epoch, File: end.File, Offset: 4}, "--to-time", "nothing")
+	if said.Len() > 0 {
+		t.Errorf("of a point within the archive: %q", said.String())
+	}
+	a.noteShort(b, end, "--to-time", "the rest is not brought back")
+	if got := said.String(); !strings.Contains(got, "the archive ends before --to-time, with a group of 20") || !strings.Contains(got, "the rest is not brought back") {
+		t.Errorf("of the archive's end: %q", got)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -77,9 +78,8 @@ func (a *app) replay(ctx context.Context, b *binlogArchive, so binlogfs.ServerOp
 	if err != nil {
 		return err
 	}
-	if last, _ := b.End(); end == last && until.time != "" {
-		files := b.Files()
-		a.note("the archive ends before --until-time, with a group of %s: all of it is served", showTime(files[len(files)-1].LastTime))
+	if until.time != "" {
+		a.noteShort(b, end, "--until-time", "all of it is served")
 	}
 	err = a.say("serving the log up to %06d/%s:%d on %v", end.Epoch, end.File, end.Offset, s.addr)
 	if err == nil {
@@ -89,6 +89,20 @@ func (a *app) replay(ctx context.Context, b *binlogArchive, so binlogfs.ServerOp
 		}
 	}
 	return errors.Join(err, s.close())
+}
+
+// noteShort says that an archive may lack what a time asks for, when it is found at
+// its end; so is done what done says.
+func (a *app) noteShort(b *binlogArchive, end binlogfs.Position, flag, done string) {
+	if last, _ := b.End(); end != last {
+		return
+	}
+	for _, f := range slices.Backward(b.Files()) {
+		if !f.LastTime.IsZero() {
+			a.note("the archive ends before %s, with a group of %s: %s", flag, showTime(f.LastTime), done)
+			return
+		}
+	}
 }
 
 // untilTime is the end of the last group before a time.

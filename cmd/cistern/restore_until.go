@@ -97,6 +97,9 @@ func (a *app) planUntil(ctx context.Context, t target, n uint64, u *untilFlags) 
 	if err := p.find(ctx, u); err != nil {
 		return nil, errors.Join(err, p.close())
 	}
+	if u.time != "" {
+		a.noteShort(p.log, p.end, "--to-time", "what the source wrote after that is not brought back")
+	}
 	return p, nil
 }
 
