@@ -95,7 +95,7 @@ func (a *app) dumpCommit() *cobra.Command {
 		}
 		i, err := gateway.FindCommit(ctx, s, n, t.url.String())
 		if err != nil {
-			return err
+			return pointError(err)
 		}
 		return a.dumpKey(ctx, s, metadata.CommitKey(i.ID), func(body []byte) error { _, err := metadata.DecodeCommit(body); return err })
 	})
@@ -110,7 +110,7 @@ func (a *app) dumpManifest() *cobra.Command {
 		}
 		i, err := gateway.FindCommit(ctx, s, n, t.url.String())
 		if err != nil {
-			return err
+			return pointError(err)
 		}
 		if i.Manifest.N == 0 {
 			return a.say("commit %s builds on no manifest: the commits before it are all there", i.ID)

@@ -50,10 +50,15 @@ func (o *mountOptions) preflightPoint(ctx context.Context, s *store) error {
 // resolvePoint returns the number of the commit that a target's point names.
 func resolvePoint(ctx context.Context, s *store, t target) (uint64, error) {
 	n, err := gateway.ResolvePoint(ctx, s, t.url.String(), t.point)
+	return n, pointError(err)
+}
+
+// pointError makes what names no commit a mistake of usage.
+func pointError(err error) error {
 	if errors.Is(err, gateway.ErrPoint) || errors.Is(err, gateway.ErrCollected) {
-		return 0, usage(fmt.Errorf("%w; `cistern log` lists the commits, `cistern snapshot list` the snapshots", err))
+		return usage(fmt.Errorf("%w; `cistern log` lists the commits, `cistern snapshot list` the snapshots", err))
 	}
-	return n, err
+	return err
 }
 
 // fixed is one commit of a volume, pinned, for the process that mounts it.

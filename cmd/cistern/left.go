@@ -22,11 +22,22 @@ func whereLeft(err error, state, again string) error {
 	return fmt.Errorf("%w; the state directory is %s", err, state)
 }
 
-// again is the command that goes on with this process's state directory.
+// again is the command that goes on with this process's state directory: with the
+// keys that it needs, and the durability that was asked for.
 func (m *mountProcess) again() string {
 	what := "mount " + m.o.t.url.String() + " " + m.o.dir
 	if m.o.relay != nil {
 		what = "binlog relay " + m.o.t.url.String() + " …"
 	}
-	return "cistern " + what + " --state " + m.o.state
+	what = "cistern " + what + " --state " + m.o.state
+	if m.a.configFlag != "" {
+		what += " --config " + m.a.configFlag
+	}
+	for _, k := range m.a.keyFiles {
+		what += " --encrypt-key-file " + k
+	}
+	if d, ok := m.o.onLine["durability"]; ok {
+		what += " --durability " + d
+	}
+	return what
 }

@@ -31,6 +31,8 @@ func TestApp_WhatIsNotMeant_SaysSoInWordsAndFails(t *testing.T) {
 		{"no such point", []string{"restore", u + "@99"}},
 		{"no such point", []string{"clone", u + "@99", p.at("c")}},
 		{"no such point", []string{"ls", u + "@none"}},
+		{"no such point", []string{"dump", "commit", u, "99"}},
+		{"no such point", []string{"dump", "manifest", u, "99"}},
 		{"has nothing of 2020-01-01", []string{"ls", u + "@2020-01-01T00:00:00Z"}},
 	} {
 		p.fails(2, c.want, c.args...)
