@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sort"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,11 +53,14 @@ func (p *FoldPolicy) setDefaults() {
 	}
 }
 
-// foldState knows the slots that have patches.
+// foldState knows the slots that have patches. What is packed already needs
+// nothing: it is kept apart, since of many small files that is all there is.
 type foldState struct {
-	mu    sync.Mutex // guards the fields below
-	slots map[slotKey]candidate
-	total int // patches of all candidates
+	mu      sync.Mutex // guards the fields below
+	slots   map[slotKey]candidate
+	total   int               // patches of all candidates
+	packed  map[slotKey]int32 // patches of the others
+	patches int               // of all packed slots
 }
 
 // candidate is a slot with patches.
@@ -72,20 +75,32 @@ type candidate struct {
 func (s *foldState) set(k slotKey, slot *metadata.Slot, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.setLocked(k, slot, now)
+	s.forget(k)
+	switch {
+	case slot == nil || len(slot.Patches) == 0:
+	case packed(slot):
+		s.packed[k] = int32(len(slot.Patches))
+		s.patches += len(slot.Patches)
+	default:
+		s.add(k, candidate{patches: len(slot.Patches), bytes: int64(slot.PatchBytes()), changed: now})
+	}
 }
 
-func (s *foldState) setLocked(k slotKey, slot *metadata.Slot, now time.Time) {
+// forget removes what is known of a slot. Caller holds mu.
+func (s *foldState) forget(k slotKey) {
 	if s.slots == nil {
-		s.slots = map[slotKey]candidate{}
+		s.slots, s.packed = map[slotKey]candidate{}, map[slotKey]int32{}
 	}
 	s.total -= s.slots[k].patches
-	if slot == nil || len(slot.Patches) == 0 {
-		delete(s.slots, k)
-		return
-	}
-	s.slots[k] = candidate{patches: len(slot.Patches), bytes: int64(slot.PatchBytes()), changed: now}
-	s.total += len(slot.Patches)
+	delete(s.slots, k)
+	s.patches -= int(s.packed[k])
+	delete(s.packed, k)
+}
+
+// add adds a candidate. Caller holds mu.
+func (s *foldState) add(k slotKey, c candidate) {
+	s.slots[k] = c
+	s.total += c.patches
 }
 
 // force marks a slot to be folded whatever its patches.
@@ -93,11 +108,16 @@ func (s *foldState) force(k slotKey, slot *metadata.Slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	resting := s.slots[k].resting
-	s.setLocked(k, slot, time.Time{})
-	if c, ok := s.slots[k]; ok {
-		c.forced, c.resting = true, resting
-		s.slots[k] = c
+	s.forget(k)
+	if len(slot.Patches) > 0 {
+		s.add(k, candidate{patches: len(slot.Patches), bytes: int64(slot.PatchBytes()), forced: true, resting: resting})
 	}
+}
+
+// packed says whether all of a slot is a piece of a segment or few of them, which
+// is all that folding would make of it.
+func packed(s *metadata.Slot) bool {
+	return s.Base == nil && (len(s.Patches) == 1 || int64(s.End()) < minOwnObject && len(s.Patches) <= int(s.End()/metadata.BlockSize)+1)
 }
 
 func (s *foldState) forced(k slotKey) bool {
@@ -222,18 +242,28 @@ func (v *Volume) ripe(now time.Time, force bool, limit int) []slotKey {
 	s := &v.folds
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	force = force || s.total > p.MaxTotal
-	var out []slotKey
+	type found struct {
+		slotKey
+		patches int
+	}
+	var list []found
 	for k, c := range s.slots {
 		quiet := now.Sub(c.changed) >= p.QuietAfter
 		ripe := c.forced || c.patches >= p.MaxPatches || float64(c.bytes) >= p.Ratio*float64(v.objectSize) || quiet
-		if (force || ripe) && now.After(c.resting) {
-			out = append(out, k)
+		if (force || s.total > p.MaxTotal || ripe) && now.After(c.resting) {
+			list = append(list, found{k, c.patches})
 		}
 	}
-	sort.Slice(out, func(i, j int) bool { return s.slots[out[i]].patches > s.slots[out[j]].patches })
-	if len(out) > limit {
-		out = out[:limit]
+	if force {
+		for k, patches := range s.packed {
+			list = append(list, found{k, int(patches)})
+		}
+	}
+	slices.SortFunc(list, func(a, b found) int { return b.patches - a.patches })
+	list = list[:min(len(list), limit)]
+	out := make([]slotKey, len(list))
+	for i, f := range list {
+		out[i] = f.slotKey
 	}
 	return out
 }
@@ -286,14 +316,11 @@ func (v *Volume) foldSlot(ctx context.Context, k slotKey, force bool) (*folded, 
 // worthFolding says whether the patches are so many, or so much of the slot,
 // that merging them pays.
 func (v *Volume) worthFolding(s *metadata.Slot) bool {
-	if s.Base == nil && len(s.Patches) == 1 {
-		return false // packed already
-	}
-	if len(s.Patches) >= v.opt.Fold.MaxPatches {
-		return true
-	}
-	if s.Base == nil && int64(s.End()) < minOwnObject && len(s.Patches) <= int(s.End()/metadata.BlockSize)+1 {
+	switch {
+	case packed(s):
 		return false
+	case len(s.Patches) >= v.opt.Fold.MaxPatches:
+		return true
 	}
 	return int64(s.PatchBytes())*2 >= int64(s.Coverage(0, s.End()))
 }

@@ -249,3 +249,41 @@ func TestVolume_Fold_StoresAsItGoes(t *testing.T) {
 		mustClose(t, v)
 	})
 }
+
+// Slots that are packed already cost the search for what to fold nothing, however
+// many they are, and count as patches all the same.
+func TestFoldState_Ripe_LeavesPackedSlotsAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 1<<20)
+		v := l.mustMount(nil)
+		patch := func(n uint32) metadata.Patch { return metadata.Patch{Off: n * 1000, Len: 1000} }
+		one := &metadata.Slot{Patches: []metadata.Patch{patch(0)}}
+		two := &metadata.Slot{Patches: []metadata.Patch{patch(0), patch(1)}}
+		for i := range InodeID(1000) {
+			v.folds.set(slotKey{1000 + i, 0}, one, time.Time{})
+		}
+		v.folds.set(slotKey{1, 0}, two, time.Time{})
+		if got := v.ripe(time.Now(), false, 10); len(got) != 1 || got[0].ino != 1 {
+			t.Errorf("ripe: %v", got)
+		}
+		if got := v.ripe(time.Now(), true, 10); len(got) != 10 || got[0].ino != 1 {
+			t.Errorf("ripe when all are to be folded: %v", got)
+		}
+		if s := v.Status(); s.PatchedSlots != 1001 || s.Patches != 1002 {
+			t.Errorf("%d patches in %d slots", s.Patches, s.PatchedSlots)
+		}
+		v.folds.force(slotKey{1007, 0}, one) // its segment is mostly dead
+		if got := v.ripe(time.Now(), false, 10); len(got) != 2 || !v.folds.forced(slotKey{1007, 0}) {
+			t.Errorf("ripe with a slot of a dead segment: %v", got)
+		}
+		for i := range InodeID(1000) {
+			v.folds.set(slotKey{1000 + i, 0}, nil, time.Time{})
+		}
+		v.folds.set(slotKey{1, 0}, one, time.Time{})
+		if s := v.Status(); s.PatchedSlots != 1 || s.Patches != 1 || v.folds.total != 0 {
+			t.Errorf("in the end: %d patches in %d slots, %d of candidates", s.Patches, s.PatchedSlots, v.folds.total)
+		}
+		v.folds.set(slotKey{1, 0}, nil, time.Time{})
+		mustClose(t, v)
+	})
+}

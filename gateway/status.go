@@ -153,7 +153,7 @@ func (v *Volume) statusParts(s *Status, j journal.Stats, c cache.Stats) {
 	s.CommitError, s.Damaged = text(v.commit.lastErr), errors.Is(v.commit.lastErr, ErrDamaged)
 	v.commit.mu.Unlock()
 	v.folds.mu.Lock()
-	s.PatchedSlots, s.Patches = len(v.folds.slots), v.folds.total
+	s.PatchedSlots, s.Patches = len(v.folds.slots)+len(v.folds.packed), v.folds.total+v.folds.patches
 	v.folds.mu.Unlock()
 }
 
