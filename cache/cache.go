@@ -27,6 +27,7 @@ type Options struct {
 	LimitBytes   int64 // of local disk, counted in 4 KiB pages over all files; default 2 GiB
 	KeepFree     int64 // bytes of the disk that stay free for others, whatever the limit; default none
 	MaxOpenFiles int   // descriptors; default 1024
+	ScanLater    int64 // files from which on Open may return before it has looked at all; default 20,000
 	Logger       *slog.Logger
 }
 
@@ -39,6 +40,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.MaxOpenFiles == 0 {
 		o.MaxOpenFiles = 1024
+	}
+	if o.ScanLater <= 0 {
+		o.ScanLater = defaultScanLater
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -54,9 +58,16 @@ type Cache struct {
 	pool *pool
 	fds  *descriptors
 
-	mu     sync.Mutex // guards files
+	mu     sync.Mutex // guards the fields below
 	files  map[uint64]*File
-	closed atomic.Bool
+	unseen bool // a new entry's file may be there
+
+	closed    atomic.Bool
+	scanLater int64
+	left      closing       // by the Close before
+	scanned   bool          // all files that were there; this and the next are valid after scanEnd
+	scanErr   error         // why not
+	scanEnd   chan struct{} // closed when no more of them are looked at
 
 	present, pinned atomic.Int64 // bytes
 	hits, misses    atomic.Int64
@@ -93,11 +104,21 @@ func (c *Cache) failed(err error) {
 // Get returns the file of an inode, to be given back with Release. The local
 // file is made at the first write.
 func (c *Cache) Get(ino uint64) *File {
+	f := c.enter(ino)
+	if err := f.look(); err != nil {
+		c.failed(err)
+	}
+	return f
+}
+
+// enter is Get for who looks at the file himself.
+func (c *Cache) enter(ino uint64) *File {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := c.files[ino]
 	if f == nil {
 		f = &File{c: c, ino: ino}
+		f.unseen.Store(c.unseen)
 		c.files[ino] = f
 	}
 	f.refs.Add(1)
@@ -120,18 +141,23 @@ func (c *Cache) drop(f *File) {
 // nothing is stored for the inode. An inode that is not cached is no error.
 func (c *Cache) Remove(ino uint64) error {
 	c.mu.Lock()
-	f := c.files[ino]
+	f, unseen := c.files[ino], c.unseen
 	c.mu.Unlock()
-	if f == nil {
+	if f == nil && !unseen {
 		return nil
+	}
+	if unseen {
+		f = c.Get(ino)
+		defer f.Release()
 	}
 	return f.remove()
 }
 
 // Inodes calls fn for each inode that has an entry, in no certain order, until
-// fn returns an error. Right after Open these are the files that were found. fn
-// may call Remove.
+// fn returns an error. Right after Open these are the files that were found, for
+// which it waits. fn may call Remove.
 func (c *Cache) Inodes(fn func(ino uint64) error) error {
+	<-c.scanEnd
 	c.mu.Lock()
 	all := make([]uint64, 0, len(c.files))
 	for ino := range c.files {
@@ -149,6 +175,20 @@ func (c *Cache) Inodes(fn func(ino uint64) error) error {
 // SetLimit changes the limit of local disk, in bytes, and evicts down to it. Bytes
 // that are pinned stay until they are unpinned.
 func (c *Cache) SetLimit(n int64) { c.pool.setLimit(n) }
+
+// Room is how many bytes can be stored before something is evicted for them, as far
+// as that can be known: others write to the disk, too.
+func (c *Cache) Room() int64 {
+	c.pool.mu.Lock()
+	n := c.pool.limit - c.pool.allocated
+	c.pool.mu.Unlock()
+	if c.pool.room != nil {
+		if disk, err := c.pool.room(); err == nil {
+			n = min(n, disk)
+		}
+	}
+	return max(n, 0)
+}
 
 // Evict frees about n bytes, as far as there is something to evict, and returns
 // how many it freed.
@@ -216,6 +256,7 @@ func (c *Cache) Close() error {
 	if c.closed.Swap(true) {
 		return ErrClosed
 	}
+	<-c.scanEnd
 	var errs []error
 	for _, f := range c.all() {
 		f.mu.Lock()
@@ -227,5 +268,11 @@ func (c *Cache) Close() error {
 		}
 		f.mu.Unlock()
 	}
-	return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil || c.scanErr != nil {
+		return err
+	}
+	if err := c.leaveClosing(); err != nil {
+		c.log.Warn("the next mount must look at all cache files before it serves", "error", err)
+	}
+	return nil
 }

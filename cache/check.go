@@ -13,6 +13,7 @@ import (
 func (c *Cache) CheckAccounting() error { return c.checkAccounting(true) }
 
 func (c *Cache) checkAccounting(tolerant bool) error {
+	<-c.scanEnd
 	var errs []error
 	var sum fileSums
 	onDisk := make(map[uint64]bool)

@@ -12,6 +12,8 @@
 // here is believed. Files of before a restart are there with every block
 // unknown, until Verify has compared the block with what it should be.
 //
+//	<dir>/closed    from Close to Open: how many files there are and what they take
+//
 // # In memory
 //
 //	Cache ─ files: inode → File ─ block (128 KiB) ─ present: sorted byte ranges

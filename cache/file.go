@@ -20,7 +20,9 @@ type File struct {
 	ino  uint64
 	refs atomic.Int32 // holders; raised under Cache.mu
 
-	mu     sync.Mutex    // guards the fields below; never held during I/O, but for fstat
+	unseen atomic.Bool // nobody has looked whether the local file is there
+
+	mu     sync.Mutex    // guards the fields below; never held during I/O, but for stat
 	wake   chan struct{} // closed, when there is one, by what others wait for
 	blocks table
 	known  *extent.Ranges // block numbers below unknownEnd that are known

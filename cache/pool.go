@@ -12,7 +12,8 @@ const maxRounds = 10_000
 type pool struct {
 	mu        sync.Mutex // a leaf: nothing is locked under it
 	limit     int64
-	allocated int64    // charged bytes of all files, reservations included
+	allocated int64    // charged bytes of all files, reservations and expected included
+	expected  int64    // bytes of files that were not looked at yet
 	clock     []*block // unordered but for the hand
 	hand      int
 	unknown   []*File               // may hold unknown blocks; the last one is next
@@ -53,6 +54,27 @@ func (p *pool) charge(n int64) {
 	p.mu.Lock()
 	p.allocated += n
 	p.mu.Unlock()
+}
+
+// expect sets what files take that were not looked at yet.
+func (p *pool) expect(n int64) {
+	p.mu.Lock()
+	p.allocated += n - p.expected
+	p.expected = n
+	p.mu.Unlock()
+}
+
+// found charges a file that was there, as far as that was not expected. Called with
+// its mu held.
+func (p *pool) found(f *File) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	known := min(f.other, p.expected)
+	p.expected -= known
+	p.allocated += f.other - known
+	if f.unknownEnd > 0 {
+		p.unknown = append(p.unknown, f)
+	}
 }
 
 // reserve takes n bytes under the limit and of what the disk has, evicting for

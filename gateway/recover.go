@@ -497,6 +497,11 @@ func (v *Volume) isForgotten(ino InodeID) (bool, error) {
 // runTidy removes what tidy left, once.
 func (v *Volume) runTidy(limit InodeID) {
 	defer v.group.Done()
+	select {
+	case <-v.cache.Scanned():
+	case <-v.quit:
+		return
+	}
 	if err := v.dropUnknown(limit, v.isForgotten); err != nil {
 		v.log.Warn("cache files of unknown inodes stay until the next mount", "error", err)
 	}
@@ -510,7 +515,13 @@ const tidyAtOnce = 10_000
 // tidy removes cache files of inodes that are gone and frees inodes that
 // nobody can hold any more.
 func (v *Volume) tidy(ctx context.Context) error {
-	if v.tidyLater = v.cache.Stats().Files > tidyAtOnce && !v.opt.Manual; !v.tidyLater {
+	many := v.cache.Stats().Files > tidyAtOnce
+	select {
+	case <-v.cache.Scanned():
+	default:
+		many = true
+	}
+	if v.tidyLater = many && !v.opt.Manual; !v.tidyLater {
 		if err := v.dropUnknown(v.nextInode, v.isUnknown); err != nil {
 			return err
 		}
