@@ -70,9 +70,13 @@ func (t *blockTable) finish(k blockKey, c *blockCall, got fetched, err error) {
 }
 
 // getBlocks returns blocks of a slot from the store, verified and with their
-// patches applied, and puts them into the cache. No lock is held.
-func (v *Volume) getBlocks(ctx context.Context, ino InodeID, slotNo uint32, s *metadata.Slot, blocks []uint32) (map[blockKey]fetched, error) {
-	keep := func(k blockKey, got fetched) { v.hydrate(ctx, k, got) }
+// patches applied, and puts them into the cache. What nobody else was fetching it
+// adds to own, which may be nil. No lock is held.
+func (v *Volume) getBlocks(ctx context.Context, ino InodeID, slotNo uint32, s *metadata.Slot, blocks []uint32, own demand) (map[blockKey]fetched, error) {
+	keep := func(k blockKey, got fetched) {
+		v.hydrate(ctx, k, got)
+		own.add(k, got)
+	}
 	return v.blocks.get(ctx, v.fetcher, ino, slotNo, s, blocks, keep)
 }
 
@@ -211,6 +215,8 @@ func absentOf(f *cache.File, ranges []cache.Range) []cache.Range {
 type readAheadTask struct {
 	ino      InodeID
 	off, end int64
+	dense    *densePart // that was asked for; nil: none
+	near     bool       // a first block that was asked for
 }
 
 const (
@@ -290,7 +296,7 @@ func readAhead(queue chan<- readAheadTask, ino InodeID, off, end, chunk int64) {
 	for off < end {
 		e := min(end, off/chunk*chunk+chunk)
 		select {
-		case queue <- readAheadTask{ino, off, e}:
+		case queue <- readAheadTask{ino: ino, off: off, end: e}:
 		default:
 			return
 		}
@@ -305,6 +311,8 @@ func (v *Volume) runReadAhead() {
 		select {
 		case t := <-v.ahead:
 			v.prefetch(v.ctx, t)
+			v.dense.done(t)
+			v.near.done(t)
 		case <-v.quit:
 			return
 		}
@@ -364,7 +372,7 @@ func (v *Volume) prefetch(ctx context.Context, t readAheadTask) {
 		if len(blocks) == 0 {
 			continue
 		}
-		if _, err := v.getBlocks(ctx, t.ino, s.slotNo, s.slot, blocks); err != nil {
+		if _, err := v.getBlocks(ctx, t.ino, s.slotNo, s.slot, t.dense.whole(blocks), nil); err != nil {
 			return // the reader itself will meet the error
 		}
 	}

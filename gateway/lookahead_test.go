@@ -66,7 +66,7 @@ func TestLookahead_Next_ExpectedScan_BeginsWithTheFirstSlot(t *testing.T) {
 func TestReadAhead_FullQueue_DoesNotWait(t *testing.T) {
 	queue := make(chan readAheadTask, 2)
 	readAhead(queue, 7, 3, 40, 10)
-	for _, want := range []readAheadTask{{7, 3, 10}, {7, 10, 20}} {
+	for _, want := range []readAheadTask{{ino: 7, off: 3, end: 10}, {ino: 7, off: 10, end: 20}} {
 		if got := <-queue; got != want {
 			t.Errorf("%+v, want %+v", got, want)
 		}
@@ -134,7 +134,7 @@ func TestVolume_Prefetch_AfterARestart_BelievesTheCacheFirst(t *testing.T) {
 		v.Forget(n.ID, 1)
 		ahead := func() int64 {
 			l.bucket.ResetStats()
-			v.prefetch(bg, readAheadTask{n.ID, 0, 1 << 20})
+			v.prefetch(bg, readAheadTask{ino: n.ID, end: 1 << 20})
 			return l.bucket.Stats().Get.Requests
 		}
 		if n := ahead(); n != 0 {

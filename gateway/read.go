@@ -48,9 +48,14 @@ func (v *Volume) read(ctx context.Context, nd *node, p []byte, off int64, staged
 		if done || err != nil {
 			return n, err
 		}
-		if err := r.fetchMissing(ctx); err != nil {
+		if len(r.missing) > 0 {
+			v.askNear(r.missing[0].key)
+		}
+		own := demand{}
+		if err := r.fetchMissing(ctx, own); err != nil {
 			return 0, err
 		}
+		v.dense.ask(v.ahead, v.cache, f, v.objectSize, own)
 	}
 	return 0, fmt.Errorf("%w: inode %d changes faster than bytes at %d can be fetched", ErrStore, nd.id, off)
 }
@@ -232,9 +237,9 @@ func (r *reader) serveStored(buf []byte, at int64, s span) {
 	}
 }
 
-// fetchMissing gets the missing blocks from the store, without any lock, and
-// puts them into the cache.
-func (r *reader) fetchMissing(ctx context.Context) error {
+// fetchMissing gets the missing blocks from the store, without any lock, puts them
+// into the cache, and adds those that nobody else was fetching to own.
+func (r *reader) fetchMissing(ctx context.Context, own demand) error {
 	if len(r.missing) == 0 {
 		return nil
 	}
@@ -251,7 +256,7 @@ func (r *reader) fetchMissing(ctx context.Context) error {
 		for i := range blocks {
 			blocks[i] = list[i].key.block
 		}
-		got, err := r.v.getBlocks(ctx, r.nd.id, list[0].key.slot, list[0].slot, blocks)
+		got, err := r.v.getBlocks(ctx, r.nd.id, list[0].key.slot, list[0].slot, blocks, own)
 		if err != nil {
 			if err = r.again(list[:n], err); err != nil {
 				return err

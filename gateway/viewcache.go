@@ -24,6 +24,8 @@ type viewCache struct {
 	dir    string
 	cache  *cache.Cache
 	blocks blockTable
+	dense  denseTable
+	near   nearTable
 	ahead  chan readAheadTask
 	window int64 // most bytes that one reader makes read ahead
 
@@ -88,6 +90,9 @@ func (c *viewCache) read(ctx context.Context, ino InodeID, n *Inode, p []byte, o
 	k, gaps, err := c.plan(f, ino, n, p, off)
 	if err != nil {
 		return 0, err
+	}
+	if len(gaps) > 0 {
+		c.askNear(gaps[0].key)
 	}
 	for len(gaps) > 0 {
 		same := 1
@@ -158,10 +163,12 @@ func (c *viewCache) fill(ctx context.Context, f *cache.File, gaps []gap) error {
 			blocks = append(blocks, g.key.block)
 		}
 	}
-	got, err := c.fetch(ctx, f, ino, no, s, blocks)
+	own := demand{}
+	got, err := c.fetch(ctx, f, ino, no, s, blocks, own)
 	if err != nil {
 		return err
 	}
+	c.dense.ask(c.ahead, c.cache, f, c.v.doc.ObjectSize, own)
 	for _, g := range gaps {
 		block := got[g.key]
 		// Who fetched it may have read another commit.
@@ -179,9 +186,13 @@ func (c *viewCache) fill(ctx context.Context, f *cache.File, gaps []gap) error {
 }
 
 // fetch returns blocks of a slot, each fetched by one reader at a time, and
-// keeps them in the cache.
-func (c *viewCache) fetch(ctx context.Context, f *cache.File, ino InodeID, no uint32, s *metadata.Slot, blocks []uint32) (map[blockKey]fetched, error) {
-	keep := func(k blockKey, got fetched) { c.keep(f, k, got) }
+// keeps them in the cache. What nobody else was fetching it adds to own, which may
+// be nil.
+func (c *viewCache) fetch(ctx context.Context, f *cache.File, ino InodeID, no uint32, s *metadata.Slot, blocks []uint32, own demand) (map[blockKey]fetched, error) {
+	keep := func(k blockKey, got fetched) {
+		c.keep(f, k, got)
+		own.add(k, got)
+	}
 	out := make(map[blockKey]fetched, len(blocks))
 	for range maxReadTries {
 		got, err := c.blocks.get(ctx, c.v.fetcher, ino, no, s, blocks, keep)
@@ -243,7 +254,9 @@ func (c *viewCache) runReadAhead() {
 	for {
 		select {
 		case t := <-c.ahead:
-			_ = c.prefetch(c.ctx, t.ino, t.off, t.end) // who reads there meets the error
+			_ = c.prefetch(c.ctx, t) // who reads there meets the error
+			c.dense.done(t)
+			c.near.done(t)
 		case <-c.ctx.Done():
 			return
 		}
@@ -251,29 +264,29 @@ func (c *viewCache) runReadAhead() {
 }
 
 // prefetch puts what of a range is no hole and not here into the cache.
-func (c *viewCache) prefetch(ctx context.Context, ino InodeID, off, end int64) error {
-	f := c.cache.Get(uint64(ino))
+func (c *viewCache) prefetch(ctx context.Context, t readAheadTask) error {
+	f := c.cache.Get(uint64(t.ino))
 	defer f.Release()
-	type task struct {
+	type part struct {
 		no     uint32
 		s      *metadata.Slot
 		blocks []uint32
 	}
-	var tasks []task
+	var parts []part
 	c.v.moving.RLock()
-	n, err := c.v.Inode(ino)
+	n, err := c.v.Inode(t.ino)
 	if err == nil {
-		err = c.v.eachSlot(n, off, min(end, n.Size), func(no uint32, s *metadata.Slot, from, to int64) error {
+		err = c.v.eachSlot(n, t.off, min(t.end, n.Size), func(no uint32, s *metadata.Slot, from, to int64) error {
 			if blocks := c.missing(f, no, s, from, to); len(blocks) > 0 {
-				tasks = append(tasks, task{no, s, blocks})
+				parts = append(parts, part{no, s, t.dense.whole(blocks)})
 			}
 			return nil
 		})
 	}
 	c.v.moving.RUnlock()
-	for _, t := range tasks {
+	for _, p := range parts {
 		if err == nil {
-			_, err = c.fetch(ctx, f, ino, t.no, t.s, t.blocks)
+			_, err = c.fetch(ctx, f, t.ino, p.no, p.s, p.blocks, nil)
 		}
 	}
 	return err

@@ -194,7 +194,7 @@ func (c *viewCache) bringWhole(f *cache.File, n *Inode) (*os.File, error) {
 	pieces := (n.Size + readAheadChunk - 1) / readAheadChunk
 	err := c.v.inParallel(c.ctx, int(pieces), func(ctx context.Context, i int) error {
 		off := int64(i) * readAheadChunk
-		return c.prefetch(ctx, n.ID, off, off+readAheadChunk)
+		return c.prefetch(ctx, readAheadTask{ino: n.ID, off: off, end: off + readAheadChunk})
 	})
 	if err != nil || len(absentOf(f, []cache.Range{{Off: 0, End: n.Size}})) > 0 {
 		return nil, err

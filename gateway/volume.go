@@ -36,6 +36,8 @@ type Volume struct {
 	nodes   nodeTable
 	lease   leaseState
 	blocks  blockTable
+	dense   denseTable
+	near    nearTable
 	uploads *budget // bytes of buffers being uploaded
 
 	cacheBytes atomic.Int64 // limit of the cache; references take half of it at most
