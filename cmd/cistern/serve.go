@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cisternfs/cistern/fuse"
@@ -373,6 +374,10 @@ func (m *mountProcess) ready() {
 		}
 	}
 	m.a.tell(m.o, readiness{Ready: true, Waiting: waiting})
+	// A service manager that started the process waits for this (Type=notify).
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
+		m.log.Warn("the service manager does not hear that the mount is ready", "error", err)
+	}
 }
 
 // mountStatus is what `cistern status` shows of a mount.
