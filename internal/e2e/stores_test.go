@@ -353,7 +353,7 @@ func TestStores_Engine_RandomUnderFaults(t *testing.T) {
 			seed := seed(t)
 			r := newRemote(t, kind)
 			e := &engine{T: t, remote: r, rng: rand.New(rand.NewPCG(seed, 1)), seed: seed, state: filepath.Join(t.TempDir(), "state"), model: model{}}
-			if _, err := gateway.Format(t.Context(), gateway.FormatOptions{Store: r.store, URL: "test://volume", ObjectSize: 64 << 10, Retention: time.Nanosecond}); err != nil {
+			if _, err := gateway.Format(t.Context(), gateway.FormatOptions{Store: r.store, URL: "test://volume", ObjectSize: 64 << 10}); err != nil {
 				t.Fatal(err)
 			}
 			e.open(nil)
