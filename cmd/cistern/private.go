@@ -138,6 +138,8 @@ func (m *private) args() []string {
 	)
 	if m.o.log != "" {
 		args = append(args, "--log-bin="+m.o.log, "--log-slave-updates")
+	} else {
+		args = append(args, "--skip-log-bin") // what the options say may be another server's
 	}
 	if os.Geteuid() == 0 && !m.o.otherUser() {
 		args = append(args, "--user=root") // which it refuses to be unless told

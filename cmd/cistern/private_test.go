@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -167,4 +168,14 @@ func (p *place) lockedDir(name string) *tempDir {
 		p.t.Fatal(err)
 	}
 	return &tempDir{p.path(name), l}
+}
+
+// A log that only the option file names is another server's, perhaps one that runs.
+func TestPrivate_Args_OptionFileNamesNoLog(t *testing.T) {
+	for log, want := range map[string]string{"": "--skip-log-bin", "binlog": "--log-bin=binlog"} {
+		m := private{o: privateOptions{dir: t.TempDir(), data: "data", log: log, defaults: "secret.cnf"}}
+		if args := m.args(); !slices.Contains(args, want) {
+			t.Errorf("log %q: %q lack %s", log, args, want)
+		}
+	}
 }
