@@ -20,9 +20,10 @@ needs=(
 	getfacl:acl
 	fuser:psmisc
 )
-# With the argument "tests": what fetches servers of other releases.
+# With the argument "tests": what fetches servers of other releases, and verifies
+# units. Nothing of systemd is started.
 if [[ ${1-} == tests ]]; then
-	needs+=(npm:npm)
+	needs+=(npm:npm systemd-analyze:systemd)
 fi
 
 # Root's sbin folders may be missing from the PATH of an ordinary user.
