@@ -37,14 +37,17 @@ func TestRelax_TheMonitorWakesLess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(slackFile(tid), []byte("1"), 0); err != nil {
-		t.Fatal(err)
+	before, after := 0, 0
+	for range 5 { // in turn, since how long a round takes is up to the machine
+		if err := os.WriteFile(slackFile(tid), []byte("1"), 0); err != nil {
+			t.Fatal(err)
+		}
+		before += switchesDuring(t, tid)
+		if err := Relax(); err != nil {
+			t.Fatal(err)
+		}
+		after += switchesDuring(t, tid)
 	}
-	before := switchesDuring(t, tid)
-	if err := Relax(); err != nil {
-		t.Fatal(err)
-	}
-	after := switchesDuring(t, tid)
 	t.Logf("the monitor slept %d times, %d with its slack", before, after)
 	if after >= before {
 		t.Errorf("the monitor slept %d times, %d with its slack", before, after)
