@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -176,6 +177,29 @@ func TestPrivate_Args_OptionFileNamesNoLog(t *testing.T) {
 		m := private{o: privateOptions{dir: t.TempDir(), data: "data", log: log, defaults: "secret.cnf"}}
 		if args := m.args(); !slices.Contains(args, want) {
 			t.Errorf("log %q: %q lack %s", log, args, want)
+		}
+	}
+}
+
+// A private mount that ended by itself, as one that was killed, may have in its journal
+// what the bucket has not: its state stays, and the restore fails.
+func TestPrivateMount_End_ProcessFailed_StateStays(t *testing.T) {
+	p := newPlace(t)
+	for status, kept := range map[string]bool{"0": false, "5": true} {
+		if err := os.MkdirAll(p.path("private", privateMountPoint), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		p.write("state/journal", []byte("x"))
+		ended, err := startChild(exec.Command("sh", "-c", "exit "+status), syscall.SIGTERM)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &privateMount{a: &app{}, dir: p.lockedDir("private"), mnt: p.path("private", privateMountPoint), state: p.path("state"), process: ended, served: true}
+		if err := m.end(t.Context()); (err != nil) != kept || kept && !strings.Contains(err.Error(), m.state) {
+			t.Errorf("status %s: %v", status, err)
+		}
+		if _, err := os.Lstat(p.path("state", "journal")); errors.Is(err, os.ErrNotExist) == kept {
+			t.Errorf("status %s: the journal: %v", status, err)
 		}
 	}
 }

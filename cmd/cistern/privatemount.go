@@ -31,6 +31,7 @@ type privateMount struct {
 	dir        *tempDir
 	mnt, state string
 	process    *child // nil: it was never started
+	served     bool   // it was ready: its journal may have what the bucket has not
 }
 
 // mountPrivately mounts a volume for this command alone.
@@ -87,6 +88,7 @@ func (m *privateMount) start(ctx context.Context, url string) error {
 	}
 	switch {
 	case r.Ready:
+		m.served = true
 		return nil
 	case r.Error != nil:
 		return r.Error
@@ -100,12 +102,15 @@ func (m *privateMount) terminate() {
 }
 
 // end takes the mount away, if there is one, and what it used: a mount that failed
-// may be there all the same.
+// may be there all the same. The state directory stays unless the process said that
+// it had ended in order: a mount that was killed is unmounted as easily.
 func (m *privateMount) end(ctx context.Context) error {
 	err := m.a.unmountPrivate(ctx, m.mnt)
 	if m.process != nil {
-		m.terminate()
-		<-m.process.ended
+		m.await(err == nil && m.served)
+		if status := m.process.cmd.ProcessState; err == nil && m.served && !status.Success() {
+			err = fmt.Errorf("its process ended by itself: %v", status)
+		}
 	}
 	if err == nil {
 		err = dropPrivate(m.dir, m.state)
@@ -114,6 +119,20 @@ func (m *privateMount) end(ctx context.Context) error {
 		return errors.Join(fmt.Errorf("the private mount on %s did not end in order, and what is left of its state is in %s: %w", m.mnt, m.state, err), m.dir.lock.Close())
 	}
 	return nil
+}
+
+// await waits for the process's end, which comes by itself where it was unmounted in
+// order.
+func (m *privateMount) await(unmounted bool) {
+	if unmounted {
+		select {
+		case <-m.process.ended:
+			return
+		case <-time.After(selfEnd):
+		}
+	}
+	m.terminate()
+	<-m.process.ended
 }
 
 // unmountPrivate unmounts a private mount if there is one, and waits for its end.
