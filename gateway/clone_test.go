@@ -110,9 +110,7 @@ func TestClone_GoesItsOwnWay(t *testing.T) {
 			}
 		}
 		for _, url := range []string{parentURL, "mem://one"} {
-			if err := f.destroy(url, false); err != nil {
-				t.Fatalf("destroy %s: %v", url, err)
-			}
+			f.mustDestroy(url)
 			f.wantEmpty(url)
 		}
 		f.wantFiles("mem://two", 0, two, "detached and alone")
@@ -129,9 +127,7 @@ func TestClone_GoesItsOwnWay(t *testing.T) {
 		f.wantFiles("mem://three", 0, two, "clone of a detached clone")
 		wantErr(t, f.destroy("mem://two", false), ErrPinned)
 		for _, url := range []string{"mem://three", "mem://two"} {
-			if err := f.destroy(url, false); err != nil {
-				t.Fatalf("destroy %s: %v", url, err)
-			}
+			f.mustDestroy(url)
 			f.wantEmpty(url)
 		}
 	})
@@ -151,11 +147,7 @@ func TestClone_Copy_SharesNothing(t *testing.T) {
 		if p := info.Copied; p.Things == 0 || p.DoneThings != p.Things || p.DoneBytes != p.Bytes || p.Found != 0 {
 			t.Errorf("copied %+v", p)
 		}
-		for _, url := range []string{"mem://shares", parentURL} {
-			if err := f.destroy(url, false); err != nil {
-				t.Fatalf("destroy %s: %v", url, err)
-			}
-		}
+		f.mustDestroy("mem://shares", parentURL)
 		f.wantFiles("mem://copy", 0, want, "alone")
 		f.wantClean("mem://copy")
 		c = f.mount("mem://copy")

@@ -164,6 +164,16 @@ func (f *family) destroy(url string, force bool) error {
 	return ForgetClone(bg, f.b[url], url, f.b.open)
 }
 
+// mustDestroy destroys volumes, none of which is a parent by then.
+func (f *family) mustDestroy(urls ...string) {
+	f.t.Helper()
+	for _, url := range urls {
+		if err := f.destroy(url, false); err != nil {
+			f.t.Fatalf("destroy %s: %v", url, err)
+		}
+	}
+}
+
 func (f *family) wantEmpty(url string) {
 	f.t.Helper()
 	if list, err := f.b[url].List(bg, "", "", 0); err != nil || len(list) > 0 {

@@ -217,17 +217,23 @@ func TestVolume_Read_DenseSlot_StoreFails(t *testing.T) {
 			t.Errorf("%d requests to a store that asks for fewer", n)
 		}
 		s.SetHook(nil)
-		for block := range int64(4) {
-			if list := l.asked(); len(list) != 0 {
-				t.Errorf("without credit: %v", list)
-			}
-			l.read(t, "a", 20+2*block)
-		}
-		if list := l.asked(); len(list) != 1 {
-			t.Errorf("not asked for again: %v", list)
-		}
+		l.askedAfterFour(t, "a", 20)
 		l.close(t)
 	})
+}
+
+// askedAfterFour reads every other block from one on: the fourth has the credit to ask.
+func (l *denseLab) askedAfterFour(t *testing.T, name string, block int64) {
+	t.Helper()
+	for i := range int64(4) {
+		if list := l.asked(); len(list) != 0 {
+			t.Errorf("without credit: %v", list)
+		}
+		l.read(t, name, block+2*i)
+	}
+	if list := l.asked(); len(list) != 1 {
+		t.Errorf("not asked for again: %v", list)
+	}
 }
 
 // A read that was given up asks for nothing, and a queue without room costs nothing.
@@ -252,12 +258,7 @@ func TestVolume_Read_DenseSlot_InterruptedOrNoRoomToWait(t *testing.T) {
 		if list := l.asked(); len(list) != 0 {
 			t.Errorf("%v", list)
 		}
-		for block := range int64(4) {
-			l.read(t, "a", 14+2*block)
-		}
-		if list := l.asked(); len(list) != 1 {
-			t.Errorf("not asked for again: %v", list)
-		}
+		l.askedAfterFour(t, "a", 14)
 		l.close(t)
 	})
 }
