@@ -298,7 +298,7 @@ func (a *app) dropIndex(ctx context.Context, t target) (string, error) {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
-	if o, err := readStateOwner(state); err != nil || o.Volume != doc.ID {
+	if of, err := stateVolume(state); err != nil || of != doc.ID {
 		return "", err // another volume's
 	}
 	lock, err := vfs.OS().Lock(filepath.Join(state, "lock"))

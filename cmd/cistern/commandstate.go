@@ -130,7 +130,7 @@ func sweepCommand(dir, id string, now time.Time) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		st, err = os.Stat(dir)
 		least = keepNewState
-	} else if o, err := readStateOwner(dir); err != nil || o.Volume != id {
+	} else if of, err := stateVolume(dir); err != nil || of != id {
 		return err
 	}
 	if errors.Is(err, fs.ErrNotExist) || err == nil && now.Sub(st.ModTime()) < least {

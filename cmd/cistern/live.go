@@ -133,13 +133,13 @@ func (l *live) fill(ctx context.Context, ino gateway.InodeID, r io.Reader, o put
 // publish makes something under a name, in place of what has it. A name can only
 // be taken over from another name, so that what replaces something has a hidden
 // name for the moment between two operations.
-func (l *live) publish(ctx context.Context, dir gateway.InodeID, name string, make func(name string) error) error {
-	err := make(name)
+func (l *live) publish(ctx context.Context, dir gateway.InodeID, name string, create func(name string) error) error {
+	err := create(name)
 	if !errors.Is(err, gateway.ErrExist) {
 		return err
 	}
 	hidden := ".cistern-put-" + rand.Text()
-	if err := make(hidden); err != nil {
+	if err := create(hidden); err != nil {
 		return err
 	}
 	if err := l.v.Rename(ctx, dir, hidden, dir, name, 0); err != nil {
@@ -162,10 +162,13 @@ func (l *live) symlink(ctx context.Context, name, target string, o putOptions) e
 			return err
 		}
 		defer l.v.Forget(n.ID, 1)
-		if o.Mtime != 0 {
-			_, err = l.v.SetAttr(ctx, n.ID, gateway.SetAttr{Mtime: &o.Mtime, Atime: &o.Mtime})
+		if o.Mtime == 0 {
+			return nil
 		}
-		return err
+		if _, err = l.v.SetAttr(ctx, n.ID, gateway.SetAttr{Mtime: &o.Mtime, Atime: &o.Mtime}); err != nil {
+			return errors.Join(err, l.v.Unlink(context.WithoutCancel(ctx), dir.ID, name))
+		}
+		return nil
 	})
 	if err != nil {
 		return pathError(name, err)

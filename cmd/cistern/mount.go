@@ -340,17 +340,17 @@ func (a *app) preflight(ctx context.Context, o *mountOptions) error {
 	if err := doc.Writable(); err != nil {
 		return fmt.Errorf("%s: %w", o.t.url, err)
 	}
-	owner, err := readStateOwner(o.state)
+	of, err := stateVolume(o.state)
 	if err != nil {
 		return err
 	}
-	if owner.Volume != "" && owner.Volume != doc.ID && o.usualState {
-		if owner, err = o.ownState(a, doc.ID); err != nil {
+	if of != "" && of != doc.ID && o.usualState {
+		if of, err = o.ownState(a, doc.ID); err != nil {
 			return err
 		}
 	}
-	if owner.Volume != "" && owner.Volume != doc.ID {
-		return usage(fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state, or delete it if that volume is gone", o.state, owner.Volume, o.t.url, doc.ID))
+	if of != "" && of != doc.ID {
+		return usage(fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state, or delete it if that volume is gone", o.state, of, o.t.url, doc.ID))
 	}
 	if err := a.refuseServed(ctx, o, s); err != nil {
 		return err
@@ -368,12 +368,13 @@ func (o *mountOptions) checked() bool {
 }
 
 // ownState moves a mount without --state to a state directory of the volume's
-// own, because the usual one holds what an earlier volume at this URL left.
-func (o *mountOptions) ownState(a *app, id string) (stateOwner, error) {
+// own, because the usual one holds what an earlier volume at this URL left. It
+// returns whose state is there.
+func (o *mountOptions) ownState(a *app, id string) (string, error) {
 	usual := o.state
 	state, err := a.volumeState(o.t.url, id)
 	if err != nil {
-		return stateOwner{}, err
+		return "", err
 	}
 	if o.logFile == filepath.Join(usual, logName) {
 		o.logFile = filepath.Join(state, logName)
@@ -382,7 +383,7 @@ func (o *mountOptions) ownState(a *app, id string) (stateOwner, error) {
 	if !o.foreground {
 		a.note("%s holds the local state of another volume that was at %s: this one's is in %s; delete the other if that volume is gone", usual, o.t.url, state)
 	}
-	return readStateOwner(state)
+	return stateVolume(state)
 }
 
 // refuseServed fails when a process of this machine answers that it owns the

@@ -113,6 +113,7 @@ func TestText_JSON_KeepsEveryByte(t *testing.T) {
 func TestTrusted_OnlyOwnDirectoriesAndRoots(t *testing.T) {
 	changes := map[string]func(dir string) error{
 		"everybody writes": func(dir string) error { return os.Chmod(dir, 0o777) },
+		"its group writes": func(dir string) error { return os.Chmod(dir, 0o775) },
 		"a link": func(dir string) error {
 			return errors.Join(os.Rename(dir, dir+".moved"), os.Symlink(dir+".moved", dir))
 		},

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/cisternfs/cistern/gateway"
@@ -60,8 +59,8 @@ func (a *app) volumeState(u objstore.URL, id string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	o, err := readStateOwner(dir)
-	if err != nil || o.Volume == "" || o.Volume == id {
+	of, err := stateVolume(dir)
+	if err != nil || of == "" || of == id {
 		return dir, err
 	}
 	return dir + "-" + id[:min(len(id), 8)], nil
@@ -74,7 +73,7 @@ func (a *app) dropState(u objstore.URL, id string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if o, err := readStateOwner(dir); err != nil || o.Volume != id {
+	if of, err := stateVolume(dir); err != nil || of != id {
 		return "", err
 	}
 	lock, err := vfs.OS().Lock(filepath.Join(dir, "lock"))
@@ -96,17 +95,14 @@ func shortHash(s string) string {
 	return hex.EncodeToString(h[:12])
 }
 
-// stateOwner is what a state directory says about whose it is.
-type stateOwner struct{ Volume string }
-
-// readStateOwner reads a state directory's owner; empty when it has none, or one that
-// is damaged, which is judged when the volume is opened.
-func readStateOwner(dir string) (stateOwner, error) {
+// stateVolume returns the id of the volume whose state a directory holds; empty when it
+// has no owner.json, or one that is damaged, which is judged when the volume is opened.
+func stateVolume(dir string) (string, error) {
 	id, err := gateway.StateVolume(vfs.OS(), dir)
 	if err != nil {
-		return stateOwner{}, fmt.Errorf("state directory: %w", localError(filepath.Join(dir, ownerName), err))
+		return "", fmt.Errorf("state directory: %w", localError(filepath.Join(dir, ownerName), err))
 	}
-	return stateOwner{id}, nil
+	return id, nil
 }
 
 // record says who serves a mount point.
@@ -137,14 +133,7 @@ func (a *app) runDirs() []string {
 
 // trusted says whether a directory of records is this user's or root's, and no
 // other's to write to: a record names the socket to which a command sends data.
-func trusted(dir string) bool {
-	st, err := os.Lstat(dir)
-	if err != nil || !st.IsDir() || st.Mode().Perm()&0o002 != 0 {
-		return false
-	}
-	sys, ok := st.Sys().(*syscall.Stat_t)
-	return ok && (sys.Uid == 0 || sys.Uid == uint32(os.Geteuid()))
-}
+func trusted(dir string) bool { return keptBy(dir, 0, os.Geteuid()) }
 
 // recordDirs are the directories whose records count.
 func (a *app) recordDirs() []string {

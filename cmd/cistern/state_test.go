@@ -55,8 +55,8 @@ func TestMount_Preflight_OwnerFileDamaged(t *testing.T) {
 		if err := os.WriteFile(name, b, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if o, err := readStateOwner(dir); err != nil || o.Volume != "" {
-			t.Errorf("byte %d flipped: the directory is volume %q's, %v", i, o.Volume, err)
+		if of, err := stateVolume(dir); err != nil || of != "" {
+			t.Errorf("byte %d flipped: the directory is volume %q's, %v", i, of, err)
 		}
 		u, err := objstore.ParseURL(p.url())
 		if err != nil {

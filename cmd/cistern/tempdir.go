@@ -76,7 +76,7 @@ func leftTempDirs(prefixes ...string) (left []*tempDir) {
 			continue
 		}
 		path := filepath.Join(os.TempDir(), e.Name())
-		if !ownDirectory(path) {
+		if !keptBy(path, os.Geteuid()) {
 			continue
 		}
 		name := filepath.Join(path, "lock")
@@ -90,15 +90,15 @@ func leftTempDirs(prefixes ...string) (left []*tempDir) {
 	return left
 }
 
-// ownDirectory says whether a path is a directory of this user that nobody else can
-// put anything into.
-func ownDirectory(path string) bool {
+// keptBy says whether a path is a directory of one of these users that nobody else
+// can put anything into.
+func keptBy(path string, uids ...int) bool {
 	st, err := os.Lstat(path)
 	if err != nil || !st.IsDir() || st.Mode().Perm()&0o022 != 0 {
 		return false
 	}
 	sys, ok := st.Sys().(*syscall.Stat_t)
-	return ok && int(sys.Uid) == os.Geteuid()
+	return ok && slices.Contains(uids, int(sys.Uid))
 }
 
 // sweepTemp removes the indexes that killed commands have left.
