@@ -259,7 +259,7 @@ func TestJSON_EveryDocument_KeepsTheConvention(t *testing.T) {
 // parts of commands.
 func jsonValues() map[string]bool {
 	values := map[string]bool{}
-	for v := range strings.FieldsSeq("show list content attributes times ok failed denied unknown note version revision go group record spare find verify purge mark adopt") {
+	for v := range strings.FieldsSeq("show list content attributes times ok failed denied unknown note version revision go group record spare synced find verify purge mark adopt") {
 		values[v] = true
 	}
 	return values

@@ -40,6 +40,7 @@
 //
 //	404 NoSuchKey                          ErrNotExist
 //	404 NoSuchBucket, 301                  ErrNoBucket; a 301 names the right region
+//	400 InvalidBucketName                  ErrNoBucket
 //	412, 404 of an If-Match                ErrConditionFailed
 //	409 ConditionalRequestConflict         ErrUnavailable: not applied, to be settled
 //	401, 403, expired or wrong keys        ErrPermission, and which of these

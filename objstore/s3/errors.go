@@ -31,6 +31,8 @@ func byCode(code string) (finding, bool) {
 		return finding{objstore.ErrNotExist, ""}, true
 	case "NoSuchBucket":
 		return finding{objstore.ErrNoBucket, "make it first, or check the URL and the endpoint"}, true
+	case "InvalidBucketName":
+		return finding{objstore.ErrNoBucket, "no bucket can be called so: check the URL (3 to 63 lower-case letters, digits, dots and dashes)"}, true
 	case "PreconditionFailed":
 		return finding{objstore.ErrConditionFailed, ""}, true
 	case "ConditionalRequestConflict", "OperationAborted":

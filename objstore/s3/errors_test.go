@@ -66,6 +66,7 @@ func TestStore_Errors_Classes(t *testing.T) {
 	}{
 		{404, "NoSuchKey", objstore.ErrNotExist, "because", map[string]error{"swap": objstore.ErrConditionFailed, "delete": nil}},
 		{404, "NoSuchBucket", objstore.ErrNoBucket, "make it first", map[string]error{"head": objstore.ErrNotExist}},
+		{400, "InvalidBucketName", objstore.ErrNoBucket, "no bucket can be called so", map[string]error{"head": errAny}},
 		{412, "PreconditionFailed", objstore.ErrConditionFailed, "because", nil},
 		{409, "ConditionalRequestConflict", objstore.ErrUnavailable, "at the same time", nil},
 		{403, "AccessDenied", objstore.ErrPermission, "must be allowed s3:", nil},
