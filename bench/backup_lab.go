@@ -24,15 +24,33 @@ type volume struct {
 
 // newVolume makes a volume and mounts it; args are further flags of the mount.
 func (c figureConfig) newVolume(ctx context.Context, name string, args ...string) (*volume, error) {
-	bucket := filepath.Join(c.base, name, "bucket")
-	if err := os.MkdirAll(bucket, 0o755); err != nil {
-		return nil, fmt.Errorf("make the store: %w", err)
-	}
-	url := "file://" + filepath.Join(bucket, "v")
-	if _, err := harness.Run(ctx, "", c.Cistern, "format", url); err != nil {
+	url, err := c.format(ctx, name)
+	if err != nil {
 		return nil, err
 	}
 	return c.mountVolume(ctx, name, url, args...)
+}
+
+// newBriefVolume is newVolume of one that keeps nothing that it no longer shows:
+// copies of a large database that follow each other would fill the disk.
+func (c figureConfig) newBriefVolume(ctx context.Context, name string) (*volume, error) {
+	url, err := c.format(ctx, name, "--retention", "0")
+	if err != nil {
+		return nil, err
+	}
+	return c.mountVolume(ctx, name, url)
+}
+
+// format makes a volume below the run's directory of that name; args are further
+// flags.
+func (c figureConfig) format(ctx context.Context, name string, args ...string) (url string, err error) {
+	bucket := filepath.Join(c.base, name, "bucket")
+	if err := os.MkdirAll(bucket, 0o755); err != nil {
+		return "", fmt.Errorf("make the store: %w", err)
+	}
+	url = "file://" + filepath.Join(bucket, "v")
+	_, err = harness.Run(ctx, "", append([]string{c.Cistern, "format", url}, args...)...)
+	return url, err
 }
 
 // mountVolume mounts a volume that is there, with fresh local state below the
@@ -65,6 +83,12 @@ func (v *volume) sync(ctx context.Context) (string, error) {
 func (v *volume) rest(ctx context.Context) error {
 	_, err := v.sync(ctx)
 	return errors.Join(err, dropPageCache())
+}
+
+// collect deletes what the store has and nobody needs.
+func (v *volume) collect(ctx context.Context) error {
+	_, err := v.cistern(ctx, "collect", v.dir)
+	return err
 }
 
 // clone makes a volume of this one beside it, and returns its URL and the seconds
