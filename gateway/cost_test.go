@@ -1,12 +1,14 @@
 package gateway
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/cisternfs/cistern/metadata"
+	"github.com/cisternfs/cistern/objstore/faultstore"
 	"github.com/cisternfs/cistern/objstore/mem"
 )
 
@@ -156,30 +158,107 @@ func TestVolume_GrowingLog_UploadedBytes(t *testing.T) {
 	})
 }
 
-// A volume that nobody uses costs the renewals of its lease.
+// A volume that nobody uses costs the renewals of its lease, whatever its files
+// look like.
 func TestVolume_Idle_Requests(t *testing.T) {
+	fill := func(f files, t *testing.T, l *lab, v *Volume, size, step, end int) {
+		for off := 0; off < end; off += step {
+			f.put(t, v, "a", l.noise(size), off)
+		}
+	}
+	shapes := map[string]func(f files, t *testing.T, l *lab, v *Volume){
+		"whole":          func(f files, t *testing.T, l *lab, v *Volume) { f.put(t, v, "a", l.noise(30000), 0) },
+		"pieces":         func(f files, t *testing.T, l *lab, v *Volume) { fill(f, t, l, v, 100, 300, 30000) },
+		"a piece a slot": func(f files, t *testing.T, l *lab, v *Volume) { fill(f, t, l, v, 10, 8192, 80000) },
+		"pieces of several commits": func(f files, t *testing.T, l *lab, v *Volume) {
+			for i := range 5 {
+				fill(f, t, l, v, 100, 300+i, 30000)
+				mustCommit(t, v)
+			}
+		},
+		"more pieces than are borne": func(f files, t *testing.T, l *lab, v *Volume) { fill(f, t, l, v, 4, 8, 20000) },
+		"holes in what was whole": func(f files, t *testing.T, l *lab, v *Volume) {
+			f.put(t, v, "a", l.noise(30000), 0)
+			mustCommit(t, v)
+			for off := 1000; off < 30000; off += 2500 {
+				f.punch(t, v, "a", off, off+700)
+			}
+		},
+		"zeros in pieces, and cut": func(f files, t *testing.T, l *lab, v *Volume) {
+			fill(f, t, l, v, 100, 300, 30000)
+			mustCommit(t, v)
+			f.punch(t, v, "a", 950, 9050)
+			f.truncate(t, v, "a", 20010)
+		},
+		"written over again and again": func(f files, t *testing.T, l *lab, v *Volume) {
+			f.put(t, v, "a", l.noise(100), 20000)
+			for i := range 80 {
+				f.put(t, v, "a", l.noise(600), 37*i)
+				mustCommit(t, v)
+			}
+		},
+	}
+	for name, shape := range shapes {
+		for _, as := range []form{{}, {compress: "lz4", encrypt: true}} {
+			t.Run(fmt.Sprintf("%s %+v", name, as), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { idleHour(t, as, shape) })
+			})
+		}
+	}
+}
+
+func idleHour(t *testing.T, as form, shape func(f files, t *testing.T, l *lab, v *Volume)) {
+	l := newLabAs(t, 1, 8192, as)
+	v := l.mustMount(func(o *Options) { live(o); o.Fold.MaxPatches = 500 })
+	f := files{}
+	shape(f, t, l, v)
+	mustCommit(t, v)
+	settle(t, l, v)
+	l.bucket.ResetStats()
+	from := l.bucket.Len()
+	time.Sleep(time.Hour)
+	st := l.bucket.Stats()
+	if n := st.Get.Requests + st.Head.Requests + st.List.Requests + st.Delete.Requests; n != 0 {
+		t.Errorf("an idle hour made requests: %+v", st)
+	}
+	for _, m := range l.bucket.History()[from:] {
+		if m.Key != metadata.LeaseKey {
+			t.Errorf("an idle hour changed %s", m.Key)
+		}
+	}
+	if st.Put.Requests > 3600/5+1 {
+		t.Errorf("%d renewals in an hour", st.Put.Requests)
+	}
+	v.cache.Evict(1 << 30)
+	wantFiles(t, v, f, "after the hour")
+	mustClose(t, v)
+}
+
+// What is folded into a piece of a segment has to be as it was read when the fold
+// is committed. A slot with holes that is written all the time is not folded for
+// nothing all the time.
+func TestVolume_Fold_SparseSlotThatChanges_TriesNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLab(t, 1, 8192)
-		v := l.mustMount(live)
+		s := faultstore.New(l.bucket, slow(300*time.Millisecond))
+		v, err := l.mount(s, live)
+		if err != nil {
+			t.Fatal(err)
+		}
 		f := files{}
-		f.put(t, v, "a", l.noise(30000), 0)
-		mustCommit(t, v)
+		f.put(t, v, "a", l.noise(100), 8000)
+		const minutes = 5
+		for i := range minutes * 60 * 10 {
+			f.put(t, v, "a", l.noise(500), i*37%7000)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := v.stat.folds.Load(); n == 0 || n > 2*minutes {
+			t.Errorf("%d folds in %d minutes", n, minutes)
+		}
 		settle(t, l, v)
-		l.bucket.ResetStats()
-		from := l.bucket.Len()
-		time.Sleep(time.Hour)
-		st := l.bucket.Stats()
-		if n := st.Get.Requests + st.Head.Requests + st.List.Requests + st.Delete.Requests; n != 0 {
-			t.Errorf("an idle hour made requests: %+v", st)
-		}
-		for _, m := range l.bucket.History()[from:] {
-			if m.Key != metadata.LeaseKey {
-				t.Errorf("an idle hour changed %s", m.Key)
-			}
-		}
-		if st.Put.Requests > 3600/5+1 {
-			t.Errorf("%d renewals in an hour", st.Put.Requests)
-		}
+		v.cache.Evict(1 << 30)
+		wantFiles(t, v, f, "at rest")
+		s.SetHook(nil)
 		mustClose(t, v)
 	})
 }

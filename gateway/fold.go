@@ -70,11 +70,13 @@ type candidate struct {
 	changed time.Time
 	forced  bool      // a segment that it refers to is mostly dead
 	resting time.Time // until then it is left alone, for it is damaged
+	hot     time.Time // the same whatever changes, for its last fold came too late
 }
 
 func (s *foldState) set(k slotKey, slot *metadata.Slot, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	hot := s.slots[k].hot
 	s.forget(k)
 	switch {
 	case slot == nil || len(slot.Patches) == 0:
@@ -82,7 +84,7 @@ func (s *foldState) set(k slotKey, slot *metadata.Slot, now time.Time) {
 		s.packed[k] = int32(len(slot.Patches))
 		s.patches += len(slot.Patches)
 	default:
-		s.add(k, candidate{patches: len(slot.Patches), bytes: int64(slot.PatchBytes()), changed: now})
+		s.add(k, candidate{patches: len(slot.Patches), bytes: int64(slot.PatchBytes()), changed: now, hot: hot})
 	}
 }
 
@@ -107,17 +109,36 @@ func (s *foldState) add(k slotKey, c candidate) {
 func (s *foldState) force(k slotKey, slot *metadata.Slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	resting := s.slots[k].resting
+	was := s.slots[k]
 	s.forget(k)
 	if len(slot.Patches) > 0 {
-		s.add(k, candidate{patches: len(slot.Patches), bytes: int64(slot.PatchBytes()), forced: true, resting: resting})
+		s.add(k, candidate{patches: len(slot.Patches), bytes: int64(slot.PatchBytes()), forced: true, resting: was.resting, hot: was.hot})
 	}
 }
 
-// packed says whether all of a slot is a piece of a segment or few of them, which
-// is all that folding would make of it.
+// late leaves a slot alone for a while, whatever changes in it: a fold that was
+// uploaded found it changed, and the next one would so, too.
+func (s *foldState) late(k slotKey, until time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c, ok := s.slots[k]; ok {
+		c.hot = until
+		s.slots[k] = c
+	}
+}
+
+// packed says whether folding would make of a slot nothing else than it is:
+// it has no object and would get none, and all of it is a piece of a segment, or
+// few of them, or the pieces that a fold has made of what is data between holes.
 func packed(s *metadata.Slot) bool {
-	return s.Base == nil && (len(s.Patches) == 1 || int64(s.End()) < minOwnObject && len(s.Patches) <= int(s.End()/metadata.BlockSize)+1)
+	if s.Base != nil {
+		return false
+	}
+	end := s.End()
+	if len(s.Patches) == 1 || int64(end) < minOwnObject && len(s.Patches) <= int(end/metadata.BlockSize)+1 {
+		return true
+	}
+	return s.Coverage(0, end) < end && isPack(s.Patches, extentsOf(s, end))
 }
 
 func (s *foldState) forced(k slotKey) bool {
@@ -250,7 +271,7 @@ func (v *Volume) ripe(now time.Time, force bool, limit int) []slotKey {
 	for k, c := range s.slots {
 		quiet := now.Sub(c.changed) >= p.QuietAfter
 		ripe := c.forced || c.patches >= p.MaxPatches || float64(c.bytes) >= p.Ratio*float64(v.objectSize) || quiet
-		if (force || s.total > p.MaxTotal || ripe) && now.After(c.resting) {
+		if (force || (s.total > p.MaxTotal || ripe) && now.After(c.hot)) && now.After(c.resting) {
 			list = append(list, found{k, c.patches})
 		}
 	}

@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"sort"
+	"time"
 
 	"github.com/cisternfs/cistern/metadata"
 )
@@ -70,12 +71,15 @@ func (b *builder) takeFold(k slotKey, old *metadata.Slot) *folded {
 	return f
 }
 
-// discardFold drops a fold that came too late.
+// discardFold drops a fold that came too late. An object's only does when the
+// whole slot is another; what is to be packed does when anything changed.
 func (b *builder) discardFold(k slotKey) {
 	if f := b.folds[k]; f != nil {
 		delete(b.folds, k)
 		if f.base != nil {
 			b.unused = append(b.unused, f.base.Key)
+		} else {
+			b.v.folds.late(k, time.Now().Add(b.v.opt.Fold.QuietAfter))
 		}
 	}
 }

@@ -79,3 +79,17 @@ func extentsOf(s *metadata.Slot, length uint32) []metadata.Patch {
 func joins(p *metadata.Patch, off, end uint32) bool {
 	return p.Off+p.Len == off && p.Off/metadata.BlockSize == (end-1)/metadata.BlockSize
 }
+
+// isPack says whether patches are those that packSegment makes of the extents.
+func isPack(patches, extents []metadata.Patch) bool {
+	if len(patches) != len(extents) {
+		return false
+	}
+	for i := range patches {
+		p := &patches[i]
+		if p.Seg.Key != patches[0].Seg.Key || p.Off != extents[i].Off || p.Len != extents[i].Len {
+			return false
+		}
+	}
+	return true
+}

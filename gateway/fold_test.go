@@ -160,6 +160,27 @@ func TestVolume_Fold_LeavesObjects(t *testing.T) {
 	})
 }
 
+// wantFoldedForGood folds all there is and wants nothing left that would be folded
+// again, for ever.
+func wantFoldedForGood(t *testing.T, v *Volume) {
+	t.Helper()
+	for range 2 { // a commit may have been made of folds before
+		mustCommit(t, v)
+		keys := v.ripe(time.Now(), true, 1<<30)
+		b := &foldBatch{v: v, began: time.Now()}
+		err := errors.Join(b.run(bg, keys, true), v.deliver(bg, b.done))
+		if err != nil || len(b.done) != len(keys) {
+			t.Fatalf("folded %d of %d slots, %v", len(b.done), len(keys), err)
+		}
+		mustCommit(t, v)
+	}
+	time.Sleep(v.opt.Fold.QuietAfter)
+	if left := v.ripe(time.Now(), false, 10); len(left) != 0 {
+		s, err := v.index.Slot(left[0].ino, left[0].slot)
+		t.Errorf("%d and more slots are folded again, like %v: %+v, %v", len(left), left[0], s, err)
+	}
+}
+
 // A slot whose data is damaged keeps what it has and holds up no other one; it is
 // tried again, for the store may be mended.
 func TestVolume_Fold_DamageHoldsUpNoOtherSlot(t *testing.T) {

@@ -784,6 +784,9 @@ func randomRun(t *testing.T, seed int64, steps int, faults bool, each ...func(r 
 		r.restart()
 		r.checkBucket(l.bucket)
 		r.prefixes(seed)
+		r.disarm()
+		wantFoldedForGood(t, r.v)
+		r.check()
 		mustClose(t, r.v)
 	})
 }
