@@ -38,7 +38,11 @@ func (o options) kinds(s Suite) []Kind {
 			kinds = append(kinds, Kind(name))
 		}
 	case len(s.Dirs) > 0:
-		kinds = s.Dirs
+		for _, k := range s.Dirs {
+			if o.remote() || !k.needsRemote() {
+				kinds = append(kinds, k)
+			}
+		}
 	default:
 		for _, k := range allKinds {
 			if !k.optional() && k != StoreGS && (o.remote() || !k.needsRemote()) {

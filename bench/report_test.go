@@ -199,6 +199,11 @@ func TestSuites_Jobs_AreWellFormed(t *testing.T) {
 		if err != nil || len(jobs) == 0 {
 			t.Fatalf("%s: %d jobs, %v", s.Name, len(jobs), err)
 		}
+		for _, k := range o.kinds(s) {
+			if k.needsRemote() && !o.remote() {
+				t.Errorf("suite %s: without a flag it runs on %s, and has no object store", s.Name, k)
+			}
+		}
 		seen := map[string]bool{}
 		for _, j := range jobs {
 			if seen[j.Name] || j.What == "" || j.Setting == "" || len(j.Metrics) == 0 || j.Run == nil {
