@@ -89,7 +89,7 @@ func appendNumbered(t testing.TB, j *Journal, size int) (LSN, Loc) {
 	return lsn, locs[0]
 }
 
-// replayed is a copy of a record.
+// seen is a copy of a record.
 type seen struct {
 	lsn   LSN
 	epoch uint64

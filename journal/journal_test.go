@@ -223,6 +223,9 @@ func TestJournal_Replay_EmptyFile(t *testing.T) {
 	must(t, j.Start(1, 1))
 	appendNumbered(t, j, 10)
 	must(t, j.Close())
+	if have := len(names(t, fs, inUse)) + len(names(t, fs, spareFile)); j.total != have {
+		t.Errorf("the journal counts %d files, the directory has %d", j.total, have)
+	}
 
 	writeAll(t, fs, fileName(1, inUse), nil)
 	j, err = Open(fs, testDir, o)

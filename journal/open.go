@@ -58,7 +58,7 @@ func (j *Journal) open() error {
 	if len(j.files) > 0 {
 		j.seq = j.files[len(j.files)-1].head.seq
 	}
-	j.total = len(j.files) + len(j.spares)
+	j.total = len(j.files) + len(j.spares) + len(j.replay.empty)
 	if len(j.files) > 0 {
 		return nil
 	}
@@ -89,7 +89,6 @@ func (j *Journal) openInUse(name string, first LSN) error {
 	if f.size == 0 { // holds no record; Replay reports it
 		f.head = fileHeader{first: first, seq: 0}
 		j.replay.empty = append(j.replay.empty, f)
-		j.total++
 		return nil
 	}
 	j.files = append(j.files, f)

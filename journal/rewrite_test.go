@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/cisternfs/cistern/internal/vfs"
 )
@@ -91,6 +92,52 @@ func TestJournal_Append_FailedWriteIsMended(t *testing.T) {
 	if j.Durable() != 2 || j.Stats().Rewrites != 1 {
 		t.Fatalf("durable %d, %+v", j.Durable(), j.Stats())
 	}
+}
+
+// A group commit is under way when the write of another caller fails: what that one
+// was to write must not count as durable before it is written anew.
+func TestJournal_Sync_WriteFailsDuringTheRound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := newDisk(t)
+		faulty := vfs.NewFault(disk)
+		o := bigOptions()
+		began, goOn := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		o.BeforeSync = func() error {
+			once.Do(func() {
+				close(began)
+				<-goOn
+			})
+			return nil
+		}
+		o.Expand = func(_ LSN, e Entry) (Entry, error) { return e, nil }
+		j := start(t, faulty, o)
+		defer stop(t, j)
+		lsn, _, err := j.Enqueue(nil, testEntry(1, 100))
+		must(t, err)
+		synced, written := make(chan error, 1), make(chan error, 1)
+		go func() { synced <- j.Sync(t.Context(), lsn) }()
+		<-began
+		failing(faulty, "WriteAt", 1, syscall.EIO)
+		go func() { written <- j.Write(lsn) }()
+		synctest.Wait() // it has failed, and waits for the round to mend it
+		close(goOn)
+		must(t, <-synced)
+		must(t, <-written)
+		if s := j.Stats(); s.Rewrites != 1 || j.Durable() != lsn {
+			t.Errorf("durable is lsn %d after %+v", j.Durable(), s)
+		}
+
+		next, err := Open(disk.Crash(rand.New(rand.NewSource(1)), vfs.PowerLoss), testDir, bigOptions())
+		must(t, err)
+		defer stop(t, next)
+		records, _, err := replayAll(next, 0, lsn)
+		must(t, err)
+		must(t, checkNumbered(records, 1))
+		if len(records) != 1 {
+			t.Fatalf("%d records are there after a power loss, 1 was durable", len(records))
+		}
+	})
 }
 
 func TestJournal_BrokenAfterSecondFailure(t *testing.T) {

@@ -101,10 +101,7 @@ func (j *Journal) flush(target LSN) error {
 			return fmt.Errorf("make durable what records refer to: %w", err)
 		}
 	}
-	j.out.Lock()
-	err := j.writeQueue()
-	j.out.Unlock()
-	if err != nil {
+	if err := j.writeOut(); err != nil {
 		return err
 	}
 	for _, d := range j.dirtyFiles(target) {
@@ -114,6 +111,21 @@ func (j *Journal) flush(target LSN) error {
 		j.settle(d.last)
 	}
 	return nil
+}
+
+// writeOut writes the queued groups, unless a Write of another caller has failed
+// since the round began: what that one had taken out of the queue is only in pending
+// then, and nothing here may call it durable.
+func (j *Journal) writeOut() error {
+	j.out.Lock()
+	defer j.out.Unlock()
+	j.mu.Lock()
+	failed := j.failed
+	j.mu.Unlock()
+	if failed != nil {
+		return failed
+	}
+	return j.writeQueue()
 }
 
 // dirtyFiles returns what is to be synced, the oldest first.
