@@ -119,10 +119,8 @@ func (m *model) step() {
 		m.restart()
 	case op < 97:
 		m.regain(f)
-	case op < 98:
-		m.remove(f)
 	default:
-		f.files.Hot(off, end-off)
+		m.remove(f)
 	}
 }
 

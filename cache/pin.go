@@ -136,14 +136,3 @@ func (f *File) sync() error {
 	}
 	return err
 }
-
-// Hot tells that the range is in use: its blocks survive the clock's next turn.
-func (f *File) Hot(off, n int64) {
-	if checkRange(off, n) != nil || n == 0 {
-		return
-	}
-	first, last := blockRange(off, n)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.blocks.ascend(first, last, func(b *block) bool { b.recent.Store(true); return true })
-}

@@ -34,7 +34,7 @@ func serve(t *testing.T) *Client {
 	mux := http.NewServeMux()
 	mux.Handle("POST /echo", h.Call(func(r *http.Request) (any, error) {
 		body, err := io.ReadAll(r.Body)
-		return map[string]any{"said": string(body), "uid": PeerOf(r).UID, "q": r.URL.Query().Get("q")}, err
+		return map[string]any{"said": string(body), "uid": r.Context().Value(peerKey{}).(peer).uid, "q": r.URL.Query().Get("q")}, err
 	}))
 	mux.Handle("GET /fail", h.Call(func(*http.Request) (any, error) { return nil, errFull }))
 	mux.Handle("GET /three", h.Stream(func(r *http.Request, emit func(any) error) error {
@@ -176,7 +176,7 @@ func TestListen_DeadSocket_IsReplaced(t *testing.T) {
 
 func TestGuard_Stranger_IsRefused(t *testing.T) {
 	h := guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("a stranger was served") }))
-	for _, p := range []any{nil, Peer{UID: 54321}, Peer{err: errFull}} {
+	for _, p := range []any{nil, peer{uid: 54321}, peer{err: errFull}} {
 		r, err := http.NewRequestWithContext(context.WithValue(t.Context(), peerKey{}, p), "GET", "/", nil)
 		if err != nil {
 			t.Fatal(err)

@@ -93,46 +93,40 @@ func shorten(path string) (string, *os.File, error) {
 	return "/proc/self/fd/" + strconv.Itoa(int(dir.Fd())) + "/" + filepath.Base(path), dir, nil
 }
 
-// Peer is who is at the other end of a connection.
-type Peer struct {
-	UID, GID uint32
-	err      error
+// peer is who is at the other end of a connection.
+type peer struct {
+	uid uint32
+	err error
 }
 
 type peerKey struct{}
 
-// PeerOf returns who sent a request.
-func PeerOf(r *http.Request) Peer {
-	p, _ := r.Context().Value(peerKey{}).(Peer)
-	return p
-}
-
-func peerOf(c net.Conn) Peer {
+func peerOf(c net.Conn) peer {
 	u, ok := c.(interface{ unix() *net.UnixConn })
 	if !ok {
-		return Peer{err: errors.New("not a connection of a Unix socket")}
+		return peer{err: errors.New("not a connection of a Unix socket")}
 	}
 	raw, err := u.unix().SyscallConn()
 	if err != nil {
-		return Peer{err: err}
+		return peer{err: err}
 	}
 	var cred *unix.Ucred
 	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	if err = errors.Join(err, cerr); err != nil {
-		return Peer{err: err}
+		return peer{err: err}
 	}
-	return Peer{UID: cred.Uid, GID: cred.Gid}
+	return peer{uid: cred.Uid}
 }
 
 // guard turns strangers away.
 func guard(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p, ok := r.Context().Value(peerKey{}).(Peer)
+		p, ok := r.Context().Value(peerKey{}).(peer)
 		switch {
 		case !ok || p.err != nil:
 			fail(w, &Error{Message: "the caller's user can't be found out", Status: 1})
-		case p.UID != 0 && int(p.UID) != os.Geteuid():
-			fail(w, &Error{Message: fmt.Sprintf("user %d may not control this mount: only root and user %d may", p.UID, os.Geteuid()), Status: 1})
+		case p.uid != 0 && int(p.uid) != os.Geteuid():
+			fail(w, &Error{Message: fmt.Sprintf("user %d may not control this mount: only root and user %d may", p.uid, os.Geteuid()), Status: 1})
 		default:
 			h.ServeHTTP(w, r)
 		}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"syscall"
 
 	"github.com/cisternfs/cistern/internal/harness"
 )
@@ -25,7 +24,7 @@ type program struct {
 }
 
 // build returns the path of a server's binary, compiled when it is not there yet.
-func build(ctx context.Context, p program) (string, error) {
+func build(ctx context.Context, p program) (path string, err error) {
 	root, err := harness.ModuleRoot()
 	if err != nil {
 		return "", err
@@ -39,14 +38,11 @@ func build(ctx context.Context, p program) (string, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("make the cache folder of test servers: %w", err)
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	unlock, err := harness.LockFile(filepath.Join(dir, "lock"))
 	if err != nil {
-		return "", fmt.Errorf("lock the cache folder of test servers: %w", err)
+		return "", fmt.Errorf("cache folder of test servers: %w", err)
 	}
-	defer lock.Close() // which also unlocks
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		return "", fmt.Errorf("lock the cache folder %s: %w", dir, err)
-	}
+	defer func() { err = errors.Join(err, unlock()) }()
 	if _, err := os.Stat(binary); err == nil {
 		return binary, nil
 	} else if !errors.Is(err, fs.ErrNotExist) {

@@ -2,9 +2,9 @@ package testenv
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
@@ -48,16 +48,12 @@ func Binary(t testing.TB, pkg string) string {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
+	unlock, err := harness.LockFile(filepath.Join(dir, "lock"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lock.Close() // which also unlocks
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatalf("lock %s: %v", dir, err)
-	}
 	path, err := harness.Build(t.Context(), pkg, dir)
-	if err != nil {
+	if err := errors.Join(err, unlock()); err != nil {
 		t.Fatal(err)
 	}
 	return path
