@@ -42,6 +42,7 @@ type File struct {
 
 	opening   bool // someone opens, closes or deletes the local file
 	exists    bool // the local file
+	unmet     bool // it could not be looked at: what is in it is not known
 	newName   bool // its name may not be durable
 	dirty     bool // pinned bytes were written since the last Sync
 	fdRecent  bool
@@ -309,7 +310,7 @@ func (f *File) Release() {
 
 // useless tells whether the local file holds nothing for anybody.
 func (f *File) useless() bool {
-	return f.blocks.len() == 0 && f.unknownEnd == 0 && f.busy == 0 && f.punches == 0
+	return f.blocks.len() == 0 && f.unknownEnd == 0 && f.busy == 0 && f.punches == 0 && !f.unmet
 }
 
 // retire deletes the local file and the entry when nobody holds the file and it

@@ -304,7 +304,7 @@ func (f *File) unlink(ok func() bool) error {
 	if closeErr != nil {
 		f.c.failed(fmt.Errorf("close deleted cache file %s: %w", f.path(), closeErr))
 	}
-	f.exists, f.newName, f.dirty = false, false, false
+	f.exists, f.newName, f.dirty, f.unmet = false, false, false, false
 	if f.removed {
 		f.clear()
 	}

@@ -180,7 +180,8 @@ func (c *Cache) scanShard(i uint64) error {
 }
 
 // look finds out what there is of a file, once. When that fails the file is taken
-// to be there, with nothing in it that could be of use.
+// to be there, with nothing in it that can be verified; it stays, since who pins
+// something of it reads it all the same.
 func (f *File) look() error {
 	if !f.unseen.Load() {
 		return nil
@@ -195,7 +196,7 @@ func (f *File) look() error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	f.exists, f.newName = true, true
+	f.exists, f.newName, f.unmet = true, true, true
 	if err != nil {
 		return fmt.Errorf("size of cache file %s: %w", f.path(), err)
 	}
@@ -203,6 +204,7 @@ func (f *File) look() error {
 	if err != nil {
 		return err
 	}
+	f.unmet = false
 	f.unknownEnd = (info.Size() + BlockSize - 1) / BlockSize
 	f.other = allocated
 	f.c.pool.found(f)

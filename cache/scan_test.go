@@ -234,3 +234,48 @@ func TestCache_Open_ManyFiles_FailEveryCall(t *testing.T) {
 		}
 	}
 }
+
+// A file that could not be looked at may hold what a reference in the journal means:
+// it is not deleted because nobody knows of anything in it.
+func TestCache_Get_LookFails_FileStays(t *testing.T) {
+	l := newScanLab(t)
+	l.SetHook(func(op, name string, _ int) error {
+		switch {
+		case op == "Stat" && name == filepath.Join(l.dir, "00", "0"):
+			<-l.gate
+		case op == "Stat" && name == filepath.Join(l.dir, "05", "5"):
+			return syscall.EIO
+		}
+		return nil
+	})
+	c := mustOpen(t, l, l.dir, l.options())
+	p := make([]byte, BlockSize)
+	for range 2 {
+		f := c.Get(5)
+		if err := f.ReadPinned(p, 0); err != nil || string(p) != string(fill(5, 0, 0, BlockSize)) {
+			t.Errorf("its bytes: %v", err)
+		}
+		f.Release()
+	}
+	f := c.Get(5)
+	mustWrite(t, f, fill(5, BlockSize, 1, 4096), BlockSize)
+	if !reads(t, f, fill(5, BlockSize, 1, 4096), BlockSize) {
+		t.Error("what was written to it is not there")
+	}
+	if err := f.Drop(0, 2*BlockSize); err != nil {
+		t.Error(err)
+	}
+	f.Release()
+	if _, err := os.Stat(filepath.Join(l.dir, "05", "5")); err != nil {
+		t.Errorf("nobody removed it: %v", err)
+	}
+	if err := c.Remove(5); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(l.dir, "05", "5")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it was removed: %v", err)
+	}
+	close(l.gate)
+	<-c.Scanned()
+	l.mustClose(t, c)
+}

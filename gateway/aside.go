@@ -141,3 +141,74 @@ func (v *Volume) asideAtClose(reason error) (aside string, err error) {
 	v.owner.Journal, v.owner.Aside = "", false
 	return aside, v.owner.save()
 }
+
+// errSetAside: the journal must be set aside before the volume can be opened.
+var errSetAside = errors.New("journal is to be set aside")
+
+// asideFrom is asideNext for a journal that is known to build on the volume's last
+// commit.
+func (v *Volume) asideFrom(reason string) error {
+	if err := v.noteAside(reason, v.head.CommitID, v.head.LastLSN); err != nil {
+		return err
+	}
+	return v.asideNext()
+}
+
+// asideWith is asideNext for a journal of which it is known what it builds on.
+func (v *Volume) asideWith(ctx context.Context, epoch uint64, reason string) error {
+	base, lsn, err := v.baseOf(ctx, epoch)
+	if err != nil {
+		return err
+	}
+	if err := v.noteAside(reason, base, lsn); err != nil {
+		return err
+	}
+	return v.asideNext()
+}
+
+// asideNext makes the next attempt to open the volume set the journal aside.
+// owner.json says so first: a mount that dies in between must not look like a
+// lost journal, nor redo it after all.
+func (v *Volume) asideNext() error {
+	v.owner.Aside = true
+	if err := v.owner.save(); err != nil {
+		return err
+	}
+	return errSetAside
+}
+
+// setAside moves a journal that must not be redone here out of the way, and
+// with it the cache, whose files hold what its references point at. It returns
+// the directory that has them.
+func (v *Volume) setAside() (to string, err error) {
+	// The name is the same at every attempt, so that the two stay together.
+	name := v.owner.Journal
+	if name == "" {
+		name = fmt.Sprintf("unowned-%d", v.lease.doc.Epoch)
+	}
+	to = filepath.Join(v.opt.StateDir, "quarantine", name)
+	if err := makeDir(v.fs, to); err != nil {
+		return "", err
+	}
+	for _, name := range []string{"journal", "cache", asideFileName} {
+		from := filepath.Join(v.opt.StateDir, name)
+		if _, err := v.fs.Stat(from); errors.Is(err, fs.ErrNotExist) {
+			continue // there is nothing to keep
+		} else if err != nil {
+			return "", fmt.Errorf("set %s aside: %w", from, err) // a new journal would take its place
+		}
+		if _, err := v.fs.Stat(filepath.Join(to, name)); err == nil {
+			continue // moved by an earlier attempt, which began a new one
+		}
+		if err := v.fs.Rename(from, filepath.Join(to, name)); err != nil {
+			return "", fmt.Errorf("set %s aside: %w", from, err)
+		}
+	}
+	for _, d := range []string{to, v.opt.StateDir} {
+		if err := v.fs.SyncDir(d); err != nil {
+			return "", fmt.Errorf("sync %s: %w", d, err)
+		}
+	}
+	v.log.Warn("journal and cache were set aside: `cistern salvage` shows what only they have, and brings it back as files", "state", v.opt.StateDir, "directory", to)
+	return to, nil
+}

@@ -196,11 +196,11 @@ func (c *check) readResult(failed error, n int) (wrong string, err error) {
 func (c *check) verifyBase(ctx context.Context, at oneSlot, b *metadata.Base) ([]Problem, error) {
 	var found []Problem
 	start := int64(at.no) * c.slotSz
-	held, err := c.loads.take(ctx, checkRun)
+	give, err := c.takeMemory(ctx, checkRun, true)
 	if err != nil {
-		return nil, ErrInterrupted
+		return nil, err
 	}
-	defer c.loads.give(held)
+	defer give()
 	buf := make([]byte, min(checkRun, int(b.Len)))
 	for off := 0; off < int(b.Len); off += len(buf) {
 		p := buf[:min(len(buf), int(b.Len)-off)]
@@ -264,11 +264,11 @@ func (c *check) verifyPatches(ctx context.Context, at oneSlot) ([]Problem, error
 		}
 		return int(int64(a.SegOff) - int64(b.SegOff))
 	})
-	held, err := c.loads.take(ctx, checkRun)
+	give, err := c.takeMemory(ctx, checkRun, true)
 	if err != nil {
-		return nil, ErrInterrupted
+		return nil, err
 	}
-	defer c.loads.give(held)
+	defer give()
 	var found []Problem
 	for len(list) > 0 {
 		n, end := 1, list[0].SegOff+list[0].StoredLen()

@@ -167,12 +167,7 @@ func (v *Volume) Collect(ctx context.Context, dryRun bool) (Collected, error) {
 		return out, nil
 	}
 	if len(fresh) > 0 {
-		add := additions{}
-		for _, d := range fresh {
-			add.condemned = append(add.condemned, d.Key)
-			add.horizon = max(add.horizon, d.Death)
-		}
-		if err := v.commitWith(ctx, add); err != nil {
+		if fresh, err = v.condemn(ctx, fresh); err != nil {
 			return out, err
 		}
 		condemned = append(condemned, fresh...)
@@ -181,6 +176,28 @@ func (v *Volume) Collect(ctx context.Context, dryRun bool) (Collected, error) {
 		return out, nil
 	}
 	return out, v.deleteCondemned(ctx, condemned, now, &out)
+}
+
+// condemn condemns the dead things that are what they were when they were chosen,
+// and returns them. One that a restore has brought back meanwhile may have died anew:
+// what needs it now is a younger past than the one that was judged.
+func (v *Volume) condemn(ctx context.Context, chosen []metadata.Dead) (done []metadata.Dead, err error) {
+	err = v.commitWith(ctx, func(a *additions) error {
+		for _, d := range chosen {
+			now, err := v.index.Dead(d.Key)
+			if errors.Is(err, metadata.ErrNotExist) || err == nil && now.Death != d.Death {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("dead things: %w", err)
+			}
+			a.condemned = append(a.condemned, d.Key)
+			a.horizon = max(a.horizon, d.Death)
+			done = append(done, d)
+		}
+		return nil
+	})
+	return done, err
 }
 
 // deleteCondemned takes back what a pin needs after all and deletes the rest.
@@ -201,7 +218,7 @@ func (v *Volume) deleteCondemned(ctx context.Context, condemned []metadata.Dead,
 		}
 		// After the pins: a restore that has brought it back to life meanwhile was
 		// pinned until its commit.
-		still, err := v.isCondemned(d.Key)
+		still, err := v.isCondemned(&d)
 		if err != nil {
 			return err
 		}
@@ -210,7 +227,8 @@ func (v *Volume) deleteCondemned(ctx context.Context, condemned []metadata.Dead,
 		}
 	}
 	if len(back) > 0 {
-		if err := v.commitWith(ctx, additions{takenBack: back}); err != nil {
+		err := v.commitWith(ctx, func(a *additions) error { a.takenBack = append(a.takenBack, back...); return nil })
+		if err != nil {
 			return err
 		}
 	}
@@ -232,23 +250,25 @@ func (v *Volume) deleteCondemned(ctx context.Context, condemned []metadata.Dead,
 		out.add(d.Key, d.Size, false)
 	}
 	v.stat.collected.Add(int64(len(gone)))
-	return v.commitWith(ctx, additions{collected: keys})
+	return v.commitWith(ctx, func(a *additions) error { a.collected = append(a.collected, keys...); return nil })
 }
 
-// isCondemned says whether a thing is dead and condemned as of the last commit.
-func (v *Volume) isCondemned(key string) (bool, error) {
-	d, err := v.index.Dead(key)
+// isCondemned says whether a thing is still condemned as of the last commit, for the
+// death that is given.
+func (v *Volume) isCondemned(d *metadata.Dead) (bool, error) {
+	now, err := v.index.Dead(d.Key)
 	if errors.Is(err, metadata.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("dead things: %w", err)
 	}
-	return d.State == metadata.DeadCondemned, nil
+	return now.State == metadata.DeadCondemned && now.Death == d.Death, nil
 }
 
-// commitWith puts additions into a commit and waits until it is applied.
-func (v *Volume) commitWith(ctx context.Context, add additions) error {
+// commitWith lets add give additions to a commit, when the index has all commits
+// before that, and waits until it is applied.
+func (v *Volume) commitWith(ctx context.Context, add func(*additions) error) error {
 	select {
 	case <-v.commit.run:
 	case <-ctx.Done():
@@ -261,11 +281,9 @@ func (v *Volume) commitWith(ctx context.Context, add additions) error {
 			return err
 		}
 	}
-	a := &v.commit.adds
-	a.condemned = append(a.condemned, add.condemned...)
-	a.takenBack = append(a.takenBack, add.takenBack...)
-	a.collected = append(a.collected, add.collected...)
-	a.horizon = max(a.horizon, add.horizon)
+	if err := add(&v.commit.adds); err != nil {
+		return err
+	}
 	return v.commitOnce(ctx)
 }
 

@@ -337,6 +337,55 @@ func TestVolume_Collect_TakesBackWhatAPinNeeds(t *testing.T) {
 	})
 }
 
+// What was chosen as dead, and has been restored and has died anew since, is left to the
+// next look: its new past has a retention, too.
+func TestVolume_Condemn_DeadAnewSinceItWasChosen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(nil)
+		f := files{}
+		f.put(t, v, "a", l.noise(16384), 0)
+		old := mustCommit(t, v)
+		f.drop(t, v, "a")
+		mustCommit(t, v)
+		var chosen []metadata.Dead
+		err := v.index.DeadThings(func(d metadata.Dead) bool { chosen = append(chosen, d); return true })
+		if err != nil || len(chosen) != 2 {
+			t.Fatalf("%v, %v", chosen, err)
+		}
+		if r, err := l.restorePath(v, old.N, "a"); err != nil || r.Shared != 16384 {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		again := mustCommit(t, v)
+		then := bucketFiles(t, l.bucket, again.N)
+		if err := v.Unlink(bg, metadata.RootInode, "a"); err != nil {
+			t.Fatal(err)
+		}
+		mustCommit(t, v)
+		done, err := v.condemn(bg, chosen)
+		if err != nil || len(done) != 0 {
+			t.Errorf("condemned %v, %v", done, err)
+		}
+		for _, d := range chosen {
+			now, err := v.index.Dead(d.Key)
+			if err != nil || now.State == metadata.DeadCondemned || now.Death <= again.N {
+				t.Errorf("%+v, %v", now, err)
+			}
+			if still, err := v.isCondemned(&d); err != nil || still {
+				t.Errorf("it counts as condemned, %v", err)
+			}
+		}
+		pin(t, l.bucket, "p", again, 0)
+		if c, err := v.Collect(bg, false); err != nil || c.Kept == 0 {
+			t.Errorf("%+v, %v", c, err)
+		}
+		if d := then.diff(bucketFiles(t, l.bucket, again.N)); d != "" {
+			t.Errorf("the commit that had it again: %s", d)
+		}
+		mustClose(t, v)
+	})
+}
+
 // What a crashed writer uploaded and never committed is found, and only that.
 func TestVolume_CollectOrphans_OfACrashedWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

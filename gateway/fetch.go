@@ -3,7 +3,8 @@ package gateway
 import (
 	"context"
 	"errors"
-	"sort"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/cisternfs/cistern/cache"
@@ -71,49 +72,53 @@ func (t *blockTable) finish(k blockKey, c *blockCall, got fetched, err error) {
 
 // getBlocks returns blocks of a slot from the store, verified and with their
 // patches applied, and puts them into the cache. What nobody else was fetching it
-// adds to own, which may be nil. No lock is held.
+// adds to own; with nil the blocks are wanted in the cache only, and come back
+// without their data. No lock is held.
 func (v *Volume) getBlocks(ctx context.Context, ino InodeID, slotNo uint32, s *metadata.Slot, blocks []uint32, own demand) (map[blockKey]fetched, error) {
 	keep := func(k blockKey, got fetched) {
 		v.hydrate(ctx, k, got)
 		own.add(k, got)
 	}
-	return v.blocks.get(ctx, v.fetcher, ino, slotNo, s, blocks, keep)
+	return v.blocks.get(ctx, v.fetcher, ino, slotNo, s, blocks, keep, own != nil)
 }
 
 // get fetches blocks of a slot: those that nobody else is fetching, which it
-// gives to keep, and it waits for the rest. errBlockRetry: who was fetching one
-// of these gave up.
-func (t *blockTable) get(ctx context.Context, f *fetcher, ino InodeID, slotNo uint32, s *metadata.Slot, blocks []uint32, keep func(blockKey, fetched)) (map[blockKey]fetched, error) {
+// gives to keep, and it waits for the rest. Unless they are wanted, they come back
+// without data, which is a lot where much is read ahead. errBlockRetry: who was
+// fetching one of these gave up.
+func (t *blockTable) get(ctx context.Context, f *fetcher, ino InodeID, slotNo uint32, s *metadata.Slot, blocks []uint32, keep func(blockKey, fetched), wanted bool) (map[blockKey]fetched, error) {
 	theirs, mine := t.claim(ino, slotNo, blocks)
 	out := make(map[blockKey]fetched, len(blocks))
+	put := func(k blockKey, got fetched) {
+		if !wanted {
+			got.data = nil
+		}
+		out[k] = got
+	}
 	var first error
-	if len(mine) > 0 {
-		list := make([]uint32, 0, len(mine))
-		for b := range mine {
-			list = append(list, b)
+	list := slices.Sorted(maps.Keys(mine))
+	for len(list) > 0 {
+		n := 1
+		for n < len(list) && list[n] == list[0]+uint32(n) {
+			n++
 		}
-		sort.Slice(list, func(i, j int) bool { return list[i] < list[j] })
-		for len(list) > 0 {
-			n := 1
-			for n < len(list) && list[n] == list[0]+uint32(n) {
-				n++
+		data, release, err := f.fetchRun(ctx, s, list[0], n, !wanted)
+		for i, b := range list[:n] {
+			k := blockKey{ino, slotNo, b}
+			var got fetched
+			if err == nil {
+				got = fetched{slot: s, data: data[i]}
+				put(k, got)
+				keep(k, got)
 			}
-			data, err := f.fetchRun(ctx, s, list[0], n)
-			for i := 0; i < n; i++ {
-				k := blockKey{ino, slotNo, list[i]}
-				var got fetched
-				if err == nil {
-					got = fetched{slot: s, data: data[i]}
-					out[k] = got
-					keep(k, got)
-				}
-				t.finish(k, mine[list[i]], got, err)
-			}
-			if err != nil && first == nil {
-				first = err
-			}
-			list = list[n:]
+			t.finish(k, mine[b], got, err)
 		}
+		if err == nil {
+			release()
+		} else if first == nil {
+			first = err
+		}
+		list = list[n:]
 	}
 	for b, c := range theirs {
 		select {
@@ -123,7 +128,7 @@ func (t *blockTable) get(ctx context.Context, f *fetcher, ino InodeID, slotNo ui
 		}
 		switch {
 		case c.err == nil:
-			out[blockKey{ino, slotNo, b}] = c.got
+			put(blockKey{ino, slotNo, b}, c.got)
 		case first == nil && (errors.Is(c.err, context.Canceled) || errors.Is(c.err, ErrInterrupted)):
 			first = errBlockRetry
 		case first == nil:

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sort"
 	"sync"
 	"time"
 
@@ -16,119 +15,78 @@ import (
 // fetcher reads committed bytes from the store and verifies them. Safe for
 // concurrent use; it holds no lock over a request.
 type fetcher struct {
-	store objstore.Store
-	vol   *metadata.VolumeDoc // whose bytes are read
-	slots chan struct{}       // bounds parallel requests
-	loads *budget             // bounds bytes of buffers
-	stat  *counters
-	now   func() time.Time
+	store   objstore.Store
+	vol     *metadata.VolumeDoc // whose bytes are read
+	slots   chan struct{}       // bounds parallel requests
+	loads   *budget             // bounds bytes of buffers
+	unasked *budget             // bounds those of loads that no reader waits for
+	stat    *counters
+	now     func() time.Time
 	// follows: what is missing may have been collected since its commit, so that
 	// only who has looked for a later one knows whether it is damage.
 	follows bool
 	codec   *blockcodec.Codec // of the volume; nil until its identity is known
 }
 
-// fetchBytes bounds the buffers of parallel fetches.
-const fetchBytes = 64 << 20
+// fetchBytes bounds the buffers of parallel fetches, and unaskedBytes those of them
+// that no reader waits for: however slowly the store answers what is fetched ahead,
+// folded or checked, there is room for who reads.
+const (
+	fetchBytes   = 64 << 20
+	unaskedBytes = fetchBytes / 8 * 7
+)
 
 func newFetcher(s objstore.Store, vol *metadata.VolumeDoc, parallel int, stat *counters, now func() time.Time) *fetcher {
-	return &fetcher{store: s, vol: vol, slots: make(chan struct{}, parallel), loads: newBudget(fetchBytes), stat: stat, now: now}
+	return &fetcher{store: s, vol: vol, slots: make(chan struct{}, parallel), loads: newBudget(fetchBytes), unasked: newBudget(unaskedBytes), stat: stat, now: now}
 }
 
-// fetchRun returns n consecutive blocks of a slot.
-func (f *fetcher) fetchRun(ctx context.Context, s *metadata.Slot, first uint32, n int) ([][]byte, error) {
+// takeMemory takes n bytes for a fetch, and returns what gives them back. unasked:
+// no reader waits for it.
+func (f *fetcher) takeMemory(ctx context.Context, n int64, unasked bool) (give func(), err error) {
+	if !unasked {
+		held, err := f.loads.take(ctx, n)
+		if err != nil {
+			return nil, ErrInterrupted
+		}
+		return func() { f.loads.give(held) }, nil
+	}
+	held, err := f.unasked.take(ctx, n)
+	if err != nil {
+		return nil, ErrInterrupted
+	}
+	whole, err := f.takeMemory(ctx, held, false)
+	if err != nil {
+		f.unasked.give(held)
+		return nil, err
+	}
+	return func() { whole(); f.unasked.give(held) }, nil
+}
+
+// fetchRun returns n consecutive blocks of a slot; unasked: no reader waits for them.
+// Their memory counts until release is called, which it has to be unless there is an
+// error.
+func (f *fetcher) fetchRun(ctx context.Context, s *metadata.Slot, first uint32, n int, unasked bool) (blocks [][]byte, release func(), err error) {
 	off := first * metadata.BlockSize
 	end := min(s.End(), off+uint32(n)*metadata.BlockSize)
 	out := make([][]byte, n)
 	if end <= off {
-		return out, nil
+		return out, func() {}, nil
 	}
-	held, err := f.loads.take(ctx, int64(end-off))
-	if err != nil {
-		return nil, ErrInterrupted
+	a := newAssembly(s, off, end-off)
+	if release, err = f.takeMemory(ctx, a.memory(), unasked); err != nil {
+		return nil, nil, err
 	}
-	defer f.loads.give(held)
 	buf := make([]byte, end-off)
-	if err := f.assemble(ctx, s, off, buf); err != nil {
-		return nil, err
+	if err := f.fill(ctx, a, buf); err != nil {
+		release()
+		return nil, nil, err
 	}
 	for i := range out {
 		lo := min(len(buf), i*metadata.BlockSize)
 		hi := min(len(buf), lo+metadata.BlockSize)
 		out[i] = buf[lo:hi:hi]
 	}
-	return out, nil
-}
-
-// assemble fills buf with the committed bytes of a slot from off on: off and
-// the end of buf lie on block boundaries or at the slot's end.
-func (f *fetcher) assemble(ctx context.Context, s *metadata.Slot, off uint32, buf []byte) error {
-	pieces := s.Resolve(off, uint32(len(buf)))
-	if b := s.Base; b != nil {
-		lo, hi := uint32(0), uint32(0)
-		for _, p := range pieces {
-			if p.Kind == metadata.PieceBase {
-				if hi == 0 {
-					lo = p.Off
-				}
-				hi = p.Off + p.Len
-			}
-		}
-		if hi > 0 {
-			if err := f.fetchBase(ctx, b, lo, hi, off, buf); err != nil {
-				return err
-			}
-		}
-	}
-	var need []int
-	for _, p := range pieces {
-		switch p.Kind {
-		case metadata.PieceZero:
-			clear(buf[p.Off-off:][:p.Len])
-		case metadata.PiecePatch:
-			if k := len(need); k == 0 || need[k-1] != p.PatchIndex {
-				need = append(need, p.PatchIndex)
-			}
-		}
-	}
-	extents, err := f.fetchExtents(ctx, s, need)
-	if err != nil {
-		return err
-	}
-	for _, p := range pieces {
-		if p.Kind == metadata.PiecePatch {
-			patch := s.Patches[p.PatchIndex]
-			copy(buf[p.Off-off:][:p.Len], extents[p.PatchIndex][p.Off-patch.Off:])
-		}
-	}
-	return nil
-}
-
-// fetchBase reads the whole blocks of a base that hold [lo, hi) of its slot,
-// verifies them and puts them into buf, which starts at off.
-func (f *fetcher) fetchBase(ctx context.Context, b *metadata.Base, lo, hi, off uint32, buf []byte) error {
-	lo = lo / metadata.BlockSize * metadata.BlockSize
-	hi = min(b.Len, (hi+metadata.BlockSize-1)/metadata.BlockSize*metadata.BlockSize)
-	raw := buf
-	if lo != off || hi-lo > uint32(len(buf)) {
-		raw = make([]byte, hi-lo)
-	} else {
-		raw = buf[:hi-lo]
-	}
-	err := retryDamage(ctx, func() error {
-		return f.readBlocks(ctx, b, lo, raw, func(_, _ uint32, err error) error {
-			f.stat.damage.Add(1)
-			return err
-		})
-	})
-	if err != nil {
-		return err
-	}
-	if len(raw) > 0 && &raw[0] != &buf[0] {
-		from := max(lo, off)
-		copy(buf[from-off:], raw[from-lo:])
-	}
-	return nil
+	return out, release, nil
 }
 
 // readBlocks reads the whole blocks of a base from off on into plain. It calls
@@ -185,70 +143,6 @@ func (f *fetcher) openExtent(p *metadata.Patch, raw []byte, start uint32) ([]byt
 		return nil, fmt.Errorf("%w: segment %s, bytes %d to %d: checksum does not match", ErrDamaged, p.Seg.Key, p.SegOff, p.SegOff+p.StoredLen())
 	}
 	return ext, nil
-}
-
-// Extents of one segment that lie within this many bytes of each other are
-// read in one request.
-const (
-	extentGap = 64 << 10
-	extentRun = 4 << 20
-)
-
-// fetchExtents reads patches' extents, whole and verified, by patch index.
-func (f *fetcher) fetchExtents(ctx context.Context, s *metadata.Slot, need []int) (map[int][]byte, error) {
-	sort.Slice(need, func(i, j int) bool {
-		a, b := s.Patches[need[i]], s.Patches[need[j]]
-		if a.Seg != b.Seg {
-			return a.Seg.Key < b.Seg.Key
-		}
-		return a.SegOff < b.SegOff
-	})
-	out := make(map[int][]byte, len(need))
-	var mu sync.Mutex
-	var runs [][]int
-	for len(need) > 0 {
-		n := 1
-		first, last := s.Patches[need[0]], s.Patches[need[0]]
-		for n < len(need) {
-			p := s.Patches[need[n]]
-			end := last.SegOff + last.StoredLen()
-			if p.Seg != first.Seg || p.SegOff > end+extentGap || p.SegOff+p.StoredLen()-first.SegOff > extentRun {
-				break
-			}
-			last = p
-			n++
-		}
-		runs = append(runs, need[:n])
-		need = need[n:]
-	}
-	err := f.inParallel(ctx, len(runs), func(ctx context.Context, i int) error {
-		run := runs[i]
-		first, last := s.Patches[run[0]], s.Patches[run[len(run)-1]]
-		raw := make([]byte, last.SegOff+last.StoredLen()-first.SegOff)
-		plain := make([][]byte, len(run))
-		err := retryDamage(ctx, func() (err error) {
-			if err := f.readStore(ctx, first.Seg, int64(first.SegOff), raw); err != nil {
-				return err
-			}
-			for i, k := range run {
-				if plain[i], err = f.openExtent(&s.Patches[k], raw, first.SegOff); err != nil {
-					f.stat.damage.Add(1)
-					return err
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		for i, k := range run {
-			out[k] = plain[i]
-		}
-		return nil
-	})
-	return out, err
 }
 
 // inParallel runs n tasks, a few at a time, and returns the first error.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/cisternfs/cistern/metadata"
@@ -52,114 +50,6 @@ func (p *FoldPolicy) setDefaults() {
 		p.DeadRatio = 0.75
 	}
 }
-
-// foldState knows the slots that have patches. What is packed already needs
-// nothing: it is kept apart, since of many small files that is all there is.
-type foldState struct {
-	mu      sync.Mutex // guards the fields below
-	slots   map[slotKey]candidate
-	total   int               // patches of all candidates
-	packed  map[slotKey]int32 // patches of the others
-	patches int               // of all packed slots
-}
-
-// candidate is a slot with patches.
-type candidate struct {
-	patches int
-	bytes   int64
-	changed time.Time
-	forced  bool      // a segment that it refers to is mostly dead
-	resting time.Time // until then it is left alone, for it is damaged
-	hot     time.Time // the same whatever changes, for its last fold came too late
-}
-
-func (s *foldState) set(k slotKey, slot *metadata.Slot, now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	hot := s.slots[k].hot
-	s.forget(k)
-	switch {
-	case slot == nil || len(slot.Patches) == 0:
-	case packed(slot):
-		s.packed[k] = int32(len(slot.Patches))
-		s.patches += len(slot.Patches)
-	default:
-		s.add(k, candidate{patches: len(slot.Patches), bytes: int64(slot.PatchBytes()), changed: now, hot: hot})
-	}
-}
-
-// forget removes what is known of a slot. Caller holds mu.
-func (s *foldState) forget(k slotKey) {
-	if s.slots == nil {
-		s.slots, s.packed = map[slotKey]candidate{}, map[slotKey]int32{}
-	}
-	s.total -= s.slots[k].patches
-	delete(s.slots, k)
-	s.patches -= int(s.packed[k])
-	delete(s.packed, k)
-}
-
-// add adds a candidate. Caller holds mu.
-func (s *foldState) add(k slotKey, c candidate) {
-	s.slots[k] = c
-	s.total += c.patches
-}
-
-// force marks a slot to be folded whatever its patches.
-func (s *foldState) force(k slotKey, slot *metadata.Slot) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	was := s.slots[k]
-	s.forget(k)
-	if len(slot.Patches) > 0 {
-		s.add(k, candidate{patches: len(slot.Patches), bytes: int64(slot.PatchBytes()), forced: true, resting: was.resting, hot: was.hot})
-	}
-}
-
-// late leaves a slot alone for a while, whatever changes in it: a fold that was
-// uploaded found it changed, and the next one would so, too.
-func (s *foldState) late(k slotKey, until time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c, ok := s.slots[k]; ok {
-		c.hot = until
-		s.slots[k] = c
-	}
-}
-
-// packed says whether folding would make of a slot nothing else than it is:
-// it has no object and would get none, and all of it is a piece of a segment, or
-// few of them, or the pieces that a fold has made of what is data between holes.
-func packed(s *metadata.Slot) bool {
-	if s.Base != nil {
-		return false
-	}
-	end := s.End()
-	if len(s.Patches) == 1 || int64(end) < minOwnObject && len(s.Patches) <= int(end/metadata.BlockSize)+1 {
-		return true
-	}
-	return s.Coverage(0, end) < end && isPack(s.Patches, extentsOf(s, end))
-}
-
-func (s *foldState) forced(k slotKey) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.slots[k].forced
-}
-
-// rest leaves a damaged slot alone for damageRest, or until it changes.
-func (s *foldState) rest(k slotKey, now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c, ok := s.slots[k]; ok {
-		c.resting = now.Add(damageRest)
-		s.slots[k] = c
-	}
-}
-
-// damageRest is after how long a damaged slot is read again: the damage may have
-// been the way's, not the store's.
-const damageRest = time.Hour
 
 // Fold folds the slots that are ripe, a bounded number of them, for the next
 // commit; force takes every slot that has patches. It returns how many it
@@ -257,38 +147,6 @@ func (v *Volume) deliver(ctx context.Context, done []*folded) error {
 	return nil
 }
 
-// ripe chooses slots to fold.
-func (v *Volume) ripe(now time.Time, force bool, limit int) []slotKey {
-	p := &v.opt.Fold
-	s := &v.folds
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	type found struct {
-		slotKey
-		patches int
-	}
-	var list []found
-	for k, c := range s.slots {
-		quiet := now.Sub(c.changed) >= p.QuietAfter
-		ripe := c.forced || c.patches >= p.MaxPatches || float64(c.bytes) >= p.Ratio*float64(v.objectSize) || quiet
-		if (force || (s.total > p.MaxTotal || ripe) && now.After(c.hot)) && now.After(c.resting) {
-			list = append(list, found{k, c.patches})
-		}
-	}
-	if force {
-		for k, patches := range s.packed {
-			list = append(list, found{k, int(patches)})
-		}
-	}
-	slices.SortFunc(list, func(a, b found) int { return b.patches - a.patches })
-	list = list[:min(len(list), limit)]
-	out := make([]slotKey, len(list))
-	for i, f := range list {
-		out[i] = f.slotKey
-	}
-	return out
-}
-
 // foldSlot merges a slot's patches: into an object, which it uploads, or into
 // bytes to be packed with others, which it returns. nil: it isn't worth it.
 func (v *Volume) foldSlot(ctx context.Context, k slotKey, force bool) (*folded, []byte, error) {
@@ -296,23 +154,22 @@ func (v *Volume) foldSlot(ctx context.Context, k slotKey, force bool) (*folded, 
 	if err != nil {
 		return nil, nil, fmt.Errorf("slot %d of inode %d: %w", k.slot, k.ino, err)
 	}
-	if s == nil || len(s.Patches) == 0 || !force && !v.folds.forced(k) && !v.worthFolding(s) {
+	if s == nil || len(s.Patches) == 0 {
 		v.folds.set(k, nil, time.Time{})
 		return nil, nil, nil
 	}
-	length := s.End()
-	held, err := v.loads.take(ctx, int64(length))
-	if err != nil {
-		return nil, nil, ErrInterrupted
+	if forced, crowded := v.folds.must(k); !force && !forced && !v.worthFolding(s) && !(crowded && merged(s) < len(s.Patches)) {
+		v.folds.leave(k, s)
+		return nil, nil, nil
 	}
-	defer v.loads.give(held)
-	buf := make([]byte, length)
-	if err := v.readCommitted(ctx, k, s, buf); err != nil {
+	buf, err := v.slotBytes(ctx, k, s)
+	if err != nil {
 		if now, ierr := v.index.Slot(k.ino, k.slot); ierr == nil && !s.Same(now) {
 			return nil, nil, nil // it changed meanwhile, and what it was made of may be gone
 		}
 		return nil, nil, err
 	}
+	length := s.End()
 	f := &folded{ino: k.ino, slot: k.slot, seen: s, through: s.Patches[len(s.Patches)-1].Commit}
 	if int64(s.Coverage(0, length)) < int64(length) || int64(length) < min(minOwnObject, v.objectSize) {
 		return f, buf, nil
@@ -344,6 +201,19 @@ func (v *Volume) worthFolding(s *metadata.Slot) bool {
 		return true
 	}
 	return int64(s.PatchBytes())*2 >= int64(s.Coverage(0, s.End()))
+}
+
+// slotBytes returns a slot's committed bytes. Their memory counts among that of
+// fetches until they are there, and no longer: readers must not wait for an upload
+// that the store doesn't take.
+func (v *Volume) slotBytes(ctx context.Context, k slotKey, s *metadata.Slot) ([]byte, error) {
+	give, err := v.takeMemory(ctx, newAssembly(s, 0, s.End()).memory(), true)
+	if err != nil {
+		return nil, err
+	}
+	defer give()
+	buf := make([]byte, s.End())
+	return buf, v.readCommitted(ctx, k, s, buf)
 }
 
 // readCommitted fills buf with a slot's committed bytes: from the cache where

@@ -229,6 +229,100 @@ func TestVolume_Fold_DamageHoldsUpNoOtherSlot(t *testing.T) {
 	})
 }
 
+// An upload that the store doesn't take holds up no reader, however little memory
+// there is for both.
+func TestVolume_Fold_StuckUploadHoldsUpNoRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		s := faultstore.New(l.bucket, nil)
+		v, err := l.mount(s, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := patched(t, l, v)
+		f.put(t, v, "b", l.noise(8192), 0)
+		mustCommit(t, v)
+		v.cache.Evict(1 << 30)
+		v.loads = newBudget(8192)
+		h := openPath(t, v, "b")
+		looked := false
+		s.SetHook(func(op faultstore.Op, key string, _ int) faultstore.Fault {
+			if op == faultstore.Put && strings.HasPrefix(key, metadata.ObjectPrefix) && !looked {
+				looked = true
+				ctx, cancel := soon()
+				defer cancel()
+				p := make([]byte, 8192)
+				if n, err := h.Read(ctx, p, 0); err != nil || string(p[:n]) != f["b"] {
+					t.Errorf("during the upload: %d bytes, %v", n, err)
+				}
+			}
+			return faultstore.Fault{}
+		})
+		if n, err := v.Fold(bg, true); err != nil || n == 0 || !looked {
+			t.Errorf("folded %d, %v", n, err)
+		}
+		h.Close()
+		mustCommit(t, v)
+		v.cache.Evict(1 << 30)
+		wantFiles(t, v, f, "folded")
+		wantCheckClean(t, v)
+		mustClose(t, v)
+	})
+}
+
+// When there are too many patches, those with the most are folded although it is not
+// worth it by itself, and no more of them than that takes.
+func TestVolume_Fold_TooManyPatches_NoneWorthIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 1<<20)
+		v := l.mustMount(func(o *Options) { o.Fold.MaxTotal = 10 })
+		f := files{}
+		for _, name := range []string{"a", "b", "c"} {
+			f.put(t, v, name, l.noise(1<<20), 0)
+		}
+		mustCommit(t, v)
+		for name, n := range map[string]int{"a": 3, "b": 7, "c": 4} {
+			for i := range n {
+				f.put(t, v, name, l.noise(100), 1000*i)
+				mustCommit(t, v)
+			}
+		}
+		if slots, patches := v.folds.count(); slots != 3 || patches != 14 {
+			t.Fatalf("%d patches in %d slots", patches, slots)
+		}
+		for i, want := range []int{1, 0, 0} {
+			n, err := v.Fold(bg, false)
+			if err != nil || n != want {
+				t.Errorf("fold %d: %d slots, %v", i, n, err)
+			}
+			mustCommit(t, v)
+			time.Sleep(2 * v.opt.Fold.QuietAfter)
+		}
+		if slots, patches := v.folds.count(); slots != 2 || patches != 7 || len(v.folds.idle.slots) != 2 {
+			t.Errorf("in the end %d patches in %d slots, %d of them idle", patches, slots, len(v.folds.idle.slots))
+		}
+		for i := range 4 { // what rests counts
+			f.put(t, v, "b", l.noise(100), 1000*i)
+		}
+		mustCommit(t, v)
+		if n, err := v.Fold(bg, false); err != nil || n != 1 {
+			t.Errorf("with 11 patches: folded %d, %v", n, err)
+		}
+		mustCommit(t, v)
+		if _, patches := v.folds.count(); patches != 7 {
+			t.Errorf("%d patches are left", patches)
+		}
+		if n, err := v.Fold(bg, true); err != nil || n != 2 {
+			t.Errorf("when all are to be folded: %d, %v", n, err)
+		}
+		mustCommit(t, v)
+		v.cache.Evict(1 << 30)
+		wantFiles(t, v, f, "folded")
+		wantCheckClean(t, v)
+		mustClose(t, v)
+	})
+}
+
 // What is folded into no object of its own is stored as soon as it fills a
 // segment, and not held in memory to the end.
 func TestVolume_Fold_StoresAsItGoes(t *testing.T) {
@@ -297,7 +391,7 @@ func TestFoldState_Ripe_LeavesPackedSlotsAlone(t *testing.T) {
 			t.Errorf("%d patches in %d slots", s.Patches, s.PatchedSlots)
 		}
 		v.folds.force(slotKey{1007, 0}, one) // its segment is mostly dead
-		if got := v.ripe(time.Now(), false, 10); len(got) != 2 || !v.folds.forced(slotKey{1007, 0}) {
+		if got := v.ripe(time.Now(), false, 10); len(got) != 2 {
 			t.Errorf("ripe with a slot of a dead segment: %v", got)
 		}
 		for i := range InodeID(1000) {

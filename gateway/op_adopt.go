@@ -90,10 +90,16 @@ func (h *Handle) Adopt(ctx context.Context, off int64, key string, plain []byte)
 		length: uint32(len(plain)), sums: blockSums(plain), time: v.clock(),
 	}
 	v.mu.Lock()
-	_, err = v.doLocked(res.Reservation, op, nil)
+	n, err := v.inode(h.node.id)
+	if err == nil {
+		_, err = v.doLocked(res.Reservation, op, nil)
+	}
 	v.mu.Unlock()
 	if err != nil {
 		return err
+	}
+	if n.Staged > 0 { // beyond the size, which moves: it was dropped
+		return v.dropCached(h.node.id, min(n.Size, off), wholeFile)
 	}
 	return v.dropCached(h.node.id, off, off+int64(len(plain)))
 }

@@ -112,6 +112,72 @@ func (o *ownerFile) has(reign string) bool { return slices.Contains(o.Reigns, re
 
 func (o *ownerFile) current() string { return o.Reigns[len(o.Reigns)-1] }
 
+// readOwner reads owner.json, and refuses another volume's state directory.
+func (v *Volume) readOwner() error {
+	o, err := loadOwner(v.fs, v.opt.StateDir)
+	if errors.Is(err, ErrDamaged) && v.opt.AcceptLostJournal {
+		v.log.Warn("damage of owner.json was accepted: whose journal is there is not known", "error", err)
+		o, err = newOwner(v.fs, v.opt.StateDir), nil
+		o.damaged = true
+	}
+	if err != nil {
+		return err
+	}
+	if o.Volume != "" && o.Volume != v.doc.ID {
+		return fmt.Errorf("state directory %s belongs to volume %s, and %s is volume %s: choose another with --state, or delete it if that volume is gone", v.opt.StateDir, o.Volume, v.opt.URL, v.doc.ID)
+	}
+	v.owner = o
+	return nil
+}
+
+// reign gives this mount an id and makes it durable before the lease names it.
+func (v *Volume) reign() error {
+	o := v.owner
+	if err := v.unowned(o); err != nil {
+		return err
+	}
+	if o.damaged { // somebody may still read in it whose the journal was
+		if err := v.fs.Rename(o.path, o.path+damagedSuffix); err != nil {
+			return fmt.Errorf("keep the damaged %s: %w", o.path, err)
+		}
+	}
+	id, err := v.randomHex(16)
+	if err != nil {
+		return err
+	}
+	o.Volume, o.URL = v.doc.ID, v.opt.URL
+	o.Reigns = append(o.Reigns, id)
+	if len(o.Reigns) > maxReigns {
+		return fmt.Errorf("state directory %s: mounted %d times without its journal being redone; something is wrong with the volume: see the log", v.opt.StateDir, len(o.Reigns))
+	}
+	return o.save()
+}
+
+// unowned looks for a journal beside a missing owner.json: the file is durable
+// before there is a journal, so it was lost, and with it whose the journal is.
+func (v *Volume) unowned(o *ownerFile) error {
+	if o.found {
+		return nil
+	}
+	dir := filepath.Join(v.opt.StateDir, "journal")
+	list, err := v.fs.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(list) == 0 {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", dir, err)
+	}
+	if !v.opt.AcceptLostJournal {
+		return fmt.Errorf("%w: %s is there and %s is not, which says whose it is: bring it back, or mount with --accept-lost-journal to set the journal aside", ErrLostJournal, dir, o.path)
+	}
+	// Its identity is not known: a new one names the place where it is kept.
+	if o.Journal, err = v.randomHex(16); err != nil {
+		return err
+	}
+	o.Aside = true
+	return nil
+}
+
 // makeDir makes a directory and its missing parents, durably.
 func makeDir(f vfs.FS, dir string) error {
 	var missing []string

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -436,4 +437,27 @@ func TestHandle_Stage_SmallPart_ReferencedWithAnother(t *testing.T) {
 	if d := (files{"log": string(all)}).diff(bucketFiles(t, l.bucket, 0)); d != "" {
 		t.Error(d)
 	}
+}
+
+// A slot that is adopted behind staged bytes drops them, also from the cache.
+func TestHandle_Adopt_DropsWhatIsStaged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, 1, 8192)
+		v := l.mustMount(nil)
+		v.doc.Adopted = &metadata.Adopted{}
+		h := mkfile(t, v, metadata.RootInode, "a")
+		pwrite(t, h, []byte("here"), 0)
+		if _, err := h.Stage(bg, l.noise(5000), 4); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Adopt(bg, 8192, "k", l.noise(100)); err != nil {
+			t.Fatal(err)
+		}
+		want := append([]byte("here"), make([]byte, 8188)...)
+		if got := pread(t, h, 8192, 0); !bytes.Equal(got, want) {
+			t.Error("bytes that were staged and dropped are read")
+		}
+		h.Close()
+		_ = v.Abandon() // there is no such object
+	})
 }

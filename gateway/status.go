@@ -152,9 +152,7 @@ func (v *Volume) statusParts(s *Status, j journal.Stats, c cache.Stats) {
 	v.commit.mu.Lock()
 	s.CommitError, s.Damaged = text(v.commit.lastErr), errors.Is(v.commit.lastErr, ErrDamaged)
 	v.commit.mu.Unlock()
-	v.folds.mu.Lock()
-	s.PatchedSlots, s.Patches = len(v.folds.slots)+len(v.folds.packed), v.folds.total+v.folds.patches
-	v.folds.mu.Unlock()
+	s.PatchedSlots, s.Patches = v.folds.count()
 }
 
 // Stuck says why nothing can be committed although the object store may be there;

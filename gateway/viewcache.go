@@ -173,10 +173,11 @@ func (c *viewCache) fill(ctx context.Context, f *cache.File, gaps []gap) error {
 		block := got[g.key]
 		// Who fetched it may have read another commit.
 		if !sameSource(block.slot, s, g.key.block*metadata.BlockSize+g.skip, uint32(len(g.p))) {
-			own, err := c.v.fetchRun(ctx, s, g.key.block, 1)
+			own, release, err := c.v.fetchRun(ctx, s, g.key.block, 1, false)
 			if err != nil {
 				return err
 			}
+			release() // one block, for as long as this call
 			block = fetched{slot: s, data: own[0]}
 			got[g.key] = block
 		}
@@ -186,8 +187,8 @@ func (c *viewCache) fill(ctx context.Context, f *cache.File, gaps []gap) error {
 }
 
 // fetch returns blocks of a slot, each fetched by one reader at a time, and
-// keeps them in the cache. What nobody else was fetching it adds to own, which may
-// be nil.
+// keeps them in the cache. What nobody else was fetching it adds to own; with nil
+// they are wanted in the cache only, and come back without their data.
 func (c *viewCache) fetch(ctx context.Context, f *cache.File, ino InodeID, no uint32, s *metadata.Slot, blocks []uint32, own demand) (map[blockKey]fetched, error) {
 	keep := func(k blockKey, got fetched) {
 		c.keep(f, k, got)
@@ -195,7 +196,7 @@ func (c *viewCache) fetch(ctx context.Context, f *cache.File, ino InodeID, no ui
 	}
 	out := make(map[blockKey]fetched, len(blocks))
 	for range maxReadTries {
-		got, err := c.blocks.get(ctx, c.v.fetcher, ino, no, s, blocks, keep)
+		got, err := c.blocks.get(ctx, c.v.fetcher, ino, no, s, blocks, keep, own != nil)
 		for k, g := range got {
 			out[k] = g
 		}
