@@ -442,7 +442,7 @@ func checkMountPoint(dir string, nonEmpty bool) error {
 	}
 	if m, ok := lookUpMount(string(table), real); ok && (m.source != "" || !nonEmpty) {
 		if m.source != "" {
-			return fmt.Errorf("%s is mounted on %s already: `cistern umount %s` ends that", m.source, dir, dir)
+			return fmt.Errorf("%s is mounted on %s already: `cistern umount %s` ends that, also when its process is gone", m.source, dir, dir)
 		}
 		return fmt.Errorf("something is mounted on %s already: unmount it, or choose another directory", dir)
 	}
